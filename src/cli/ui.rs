@@ -1,0 +1,45 @@
+//! What a command says: results on stdout, everything else on stderr.
+
+use std::io::{IsTerminal, Write};
+
+use serde::Serialize;
+
+/// Where output goes and in which form.
+pub struct Ui {
+    json: bool,
+}
+
+impl Ui {
+    pub fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// Whether bars and other moving output make sense.
+    pub fn is_live(&self) -> bool {
+        std::io::stderr().is_terminal()
+    }
+
+    /// Prints a command's result: `text` for people, or `value` as one JSON document.
+    ///
+    /// A reader that went away (`exl3-candle ... | head`) is not an error.
+    pub fn result(&self, text: &str, value: &impl Serialize) -> anyhow::Result<()> {
+        let rendered = if self.json { serde_json::to_string_pretty(value)? } else { text.to_owned() };
+        match writeln!(std::io::stdout(), "{}", rendered.trim_end()) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// A line of progress or explanation on stderr.
+    pub fn note(&self, line: &str) {
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
+
+    pub fn error(&self, error: &anyhow::Error) {
+        let mut text = format!("error: {error}");
+        for cause in error.chain().skip(1) {
+            text.push_str(&format!("\n  caused by: {cause}"));
+        }
+        self.note(&text);
+    }
+}
