@@ -15,5 +15,6 @@
 
 #![deny(unsafe_code)]
 
+pub mod encode;
 pub mod format;
 pub mod linalg;

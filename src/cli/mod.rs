@@ -1,6 +1,7 @@
 //! The command line: the only code that reads arguments and the environment, prints, draws bars
 //! and picks exit codes. One command per file.
 
+mod bench;
 mod ui;
 
 use std::process::ExitCode;
@@ -45,12 +46,18 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    /// Measure speed on this machine
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
 
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = Ui::new(cli.json);
-    let result: anyhow::Result<Status> = match cli.command {};
+    let result: anyhow::Result<Status> = match &cli.command {
+        Command::Bench(bench) => bench::run(bench, &ui),
+    };
     match result {
         Ok(status) => status.into(),
         Err(error) => {
