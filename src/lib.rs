@@ -15,5 +15,6 @@
 
 #![deny(unsafe_code)]
 
+pub mod corpus;
 pub mod format;
 pub mod linalg;
