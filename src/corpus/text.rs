@@ -84,7 +84,8 @@ pub(super) fn is_json_lines(file: &Path) -> Result<bool, CorpusError> {
 fn beginning(tokenizer: &Tokenizer, document: &str, need: usize) -> Result<Vec<u32>, CorpusError> {
     let mut want = first_guess(need);
     while want < document.len() {
-        let ids = tokenizer.encode(between_words(&document[..document.floor_char_boundary(want)]))?;
+        let end = (want..document.len()).find(|&at| document.is_char_boundary(at)).unwrap_or(document.len());
+        let ids = tokenizer.encode(between_words(&document[..end]))?;
         if ids.len() >= need + MARGIN_TOKENS {
             return Ok(ids);
         }
