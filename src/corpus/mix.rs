@@ -1,7 +1,5 @@
 //! The calibration mix that is bundled with the program.
 
-use std::path::PathBuf;
-
 use serde::Deserialize;
 
 use super::{Bos, Corpus, CorpusError, Shape, Tokenizer};
@@ -65,11 +63,15 @@ impl Mix {
     /// Parses and checks the text of a mix file.
     pub fn parse(toml: &str) -> Result<Mix, CorpusError> {
         let error = |found: String| CorpusError::Mix { found };
-        let mix: Mix = toml::from_str(toml).map_err(|e| error(e.to_string().trim_end().replace('\n', " ")))?;
+        let mix: Mix =
+            toml::from_str(toml).map_err(|e| error(e.to_string().trim_end().replace('\n', " ")))?;
         for source in &mix.sources {
             let name = &source.name;
             if !(source.weight.is_finite() && source.weight > 0.0) {
-                return Err(error(format!("source \"{name}\" has weight {}, expected one above 0", source.weight)));
+                return Err(error(format!(
+                    "source \"{name}\" has weight {}, expected one above 0",
+                    source.weight
+                )));
             }
             if (source.kind == Kind::Text) == source.files.is_empty() {
                 return Err(error(format!("source \"{name}\": text has files, random tokens have none")));
@@ -101,9 +103,16 @@ pub fn default_mix(
     shape.tokens().ok_or(CorpusError::Shape { shape })?;
     let mix = Mix::parse(CONFIG)?;
     let shares = shares(&mix, shape.rows);
-    let texts: Vec<Vec<Vec<u32>>> =
-        mix.sources.iter().map(|source| text_rows(tokenizer, source, shape.cols, vocab)).collect::<Result<_, _>>()?;
-    let counts = refill(&mix, &shares, &texts).map_err(|(need, have)| CorpusError::MixTooShort { shape, need, have })?;
+    let texts: Vec<Vec<Vec<u32>>> = mix
+        .sources
+        .iter()
+        .map(|source| text_rows(tokenizer, source, shape.cols, vocab))
+        .collect::<Result<_, _>>()?;
+    let counts = refill(&mix, &shares, &texts).map_err(|(need, have)| CorpusError::MixTooShort {
+        shape,
+        need,
+        have,
+    })?;
     let mut rows = Vec::with_capacity(shape.rows);
     let mut random = RandomRows::new(tokenizer, seed, vocab);
     for ((source, available), &count) in mix.sources.iter().zip(texts).zip(&counts) {
@@ -192,9 +201,7 @@ struct RandomRows {
 
 impl RandomRows {
     fn new(tokenizer: &Tokenizer, seed: u64, vocab: usize) -> RandomRows {
-        let known = u32::try_from(vocab.min(tokenizer.vocab_size())).unwrap_or(u32::MAX);
-        let ids = (0..known).filter(|&id| tokenizer.is_text(id)).collect();
-        RandomRows { bos: tokenizer.bos_id(), ids, state: seed }
+        RandomRows { bos: tokenizer.bos_id(), ids: tokenizer.text_ids(vocab), state: seed }
     }
 
     fn row(&mut self, cols: usize) -> Result<Vec<u32>, CorpusError> {
@@ -204,7 +211,7 @@ impl RandomRows {
         let mut row = Vec::with_capacity(cols);
         row.extend(self.bos);
         while row.len() < cols {
-            let draw = u128::from(self.next()) * self.ids.len() as u128 >> 64;
+            let draw = (u128::from(self.next()) * self.ids.len() as u128) >> 64;
             row.push(self.ids[draw as usize]);
         }
         Ok(row)

@@ -16,8 +16,8 @@ pub(super) fn json(file: &Path, shape: Shape) -> Result<Rows, CorpusError> {
         rows: Vec<Vec<u32>>,
     }
     let bytes = read(file)?;
-    let document: Document = serde_json::from_slice(&bytes)
-        .map_err(|source| CorpusError::Json { path: file.into(), source })?;
+    let document: Document =
+        serde_json::from_slice(&bytes).map_err(|source| CorpusError::Json { path: file.into(), source })?;
     crop(file, document.rows.into_iter(), shape)
 }
 
@@ -26,7 +26,8 @@ pub(super) fn safetensors(file: &Path, shape: Shape) -> Result<Rows, CorpusError
     let bytes = read(file)?;
     let broken = |source| CorpusError::Safetensors { path: file.into(), source };
     let tensor = SafeTensors::deserialize(&bytes).map_err(broken)?.tensor("input_ids").map_err(broken)?;
-    let content = |expected: &str, found| CorpusError::Content { path: file.into(), expected: expected.into(), found };
+    let content =
+        |expected: &str, found| CorpusError::Content { path: file.into(), expected: expected.into(), found };
     let &[_, cols] = tensor.shape() else {
         return Err(content("input_ids of shape [rows, cols]", format!("shape {:?}", tensor.shape())));
     };
@@ -56,7 +57,11 @@ fn numbers<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> i64) -> Vec<
 }
 
 /// The first `shape.rows` rows, cropped to `shape.cols`.
-fn crop(file: &Path, rows: impl ExactSizeIterator<Item = Vec<u32>>, shape: Shape) -> Result<Rows, CorpusError> {
+fn crop(
+    file: &Path,
+    rows: impl ExactSizeIterator<Item = Vec<u32>>,
+    shape: Shape,
+) -> Result<Rows, CorpusError> {
     let path = file.to_path_buf();
     if rows.len() < shape.rows {
         return Err(CorpusError::TooFewRows { path, shape, need: shape.rows, have: rows.len() });
@@ -65,7 +70,13 @@ fn crop(file: &Path, rows: impl ExactSizeIterator<Item = Vec<u32>>, shape: Shape
         .enumerate()
         .map(|(row, mut ids)| {
             if ids.len() < shape.cols {
-                return Err(CorpusError::ShortRow { path: path.clone(), shape, row, need: shape.cols, have: ids.len() });
+                return Err(CorpusError::ShortRow {
+                    path: path.clone(),
+                    shape,
+                    row,
+                    need: shape.cols,
+                    have: ids.len(),
+                });
             }
             ids.truncate(shape.cols);
             Ok(ids)

@@ -60,8 +60,11 @@ pub(super) fn json_lines(tokenizer: &Tokenizer, file: &Path, need: usize) -> Res
         if content.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let document = document(content)
-            .map_err(|found| CorpusError::Line { path: file.into(), line: number, found })?;
+        let document = document(content).map_err(|found| CorpusError::Line {
+            path: file.into(),
+            line: number,
+            found,
+        })?;
         if !document.is_empty() {
             ids.extend(beginning(tokenizer, &document, need - ids.len())?);
         }
@@ -74,9 +77,10 @@ pub(super) fn is_json_lines(file: &Path) -> Result<bool, CorpusError> {
     let reader = File::open(file).map_err(|source| CorpusError::Read { path: file.into(), source })?;
     let mut line = String::new();
     // A file that is not text is refused by whoever reads it next.
-    let first = BufReader::new(reader).read_line(&mut line).ok().and_then(|_| {
-        serde_json::from_str::<Value>(line.trim_start_matches('\u{feff}')).ok()
-    });
+    let first = BufReader::new(reader)
+        .read_line(&mut line)
+        .ok()
+        .and_then(|_| serde_json::from_str::<Value>(line.trim_start_matches('\u{feff}')).ok());
     Ok(first.is_some_and(|value| value.get("text").is_some() && value.get("rows").is_none()))
 }
 
@@ -107,7 +111,9 @@ fn document(line: &[u8]) -> Result<String, String> {
         Some(Value::String(text)) => Ok(text),
         Some(_) => Err("a \"text\" that is no string".into()),
         None if object.is_empty() => Err("an empty object".into()),
-        None => Err(format!("only {}", object.keys().map(|k| format!("\"{k}\"")).collect::<Vec<_>>().join(", "))),
+        None => {
+            Err(format!("only {}", object.keys().map(|k| format!("\"{k}\"")).collect::<Vec<_>>().join(", ")))
+        }
     }
 }
 

@@ -81,10 +81,14 @@ impl Tokenizer {
             .map_err(|source| CorpusError::Encode { path: self.path.clone(), source })
     }
 
-    /// Whether `id` is a plain piece of text: known, and neither special nor added.
-    pub(super) fn is_text(&self, id: u32) -> bool {
+    /// The ids below `vocab` that stand for plain pieces of text, neither special nor added, in
+    /// ascending order. Ids need not be without gaps.
+    pub(super) fn text_ids(&self, vocab: usize) -> Vec<u32> {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
-        self.inner.id_to_token(id).is_some() && !added.contains_key(&id)
+        let plain = |id: &u32| (*id as usize) < vocab && !added.contains_key(id);
+        let mut ids: Vec<u32> = self.inner.get_vocab(false).into_values().filter(plain).collect();
+        ids.sort_unstable();
+        ids
     }
 }
 
