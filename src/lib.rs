@@ -16,5 +16,6 @@
 #![deny(unsafe_code)]
 
 pub mod encode;
+pub mod corpus;
 pub mod format;
 pub mod linalg;
