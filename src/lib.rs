@@ -17,3 +17,4 @@
 
 pub mod format;
 pub mod linalg;
+pub mod source;
