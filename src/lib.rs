@@ -17,4 +17,5 @@
 
 pub mod format;
 pub mod linalg;
+pub mod model;
 pub mod source;
