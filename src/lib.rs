@@ -15,6 +15,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod corpus;
 pub mod format;
 pub mod linalg;
 pub mod model;
