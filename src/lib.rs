@@ -16,6 +16,7 @@
 #![deny(unsafe_code)]
 
 pub mod corpus;
+pub mod eval;
 pub mod format;
 pub mod linalg;
 pub mod model;

@@ -1,6 +1,7 @@
 //! The command line: the only code that reads arguments and the environment, prints, draws bars
 //! and picks exit codes. One command per file.
 
+mod eval;
 mod ui;
 
 use std::process::ExitCode;
@@ -45,12 +46,17 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    #[command(subcommand)]
+    Eval(eval::Command),
+}
 
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = Ui::new(cli.json);
-    let result: anyhow::Result<Status> = match cli.command {};
+    let result: anyhow::Result<Status> = match cli.command {
+        Command::Eval(command) => eval::run(command, &ui),
+    };
     match result {
         Ok(status) => status.into(),
         Err(error) => {
