@@ -15,7 +15,10 @@
 
 #![deny(unsafe_code)]
 
-pub mod encode;
 pub mod corpus;
+pub mod encode;
+pub mod eval;
 pub mod format;
 pub mod linalg;
+pub mod model;
+pub mod source;

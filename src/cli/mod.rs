@@ -2,6 +2,7 @@
 //! and picks exit codes. One command per file.
 
 mod bench;
+mod eval;
 mod ui;
 
 use std::process::ExitCode;
@@ -50,13 +51,16 @@ enum Command {
     /// Measure speed on this machine
     #[command(subcommand)]
     Bench(bench::Bench),
+    #[command(subcommand)]
+    Eval(eval::Command),
 }
 
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = Ui::new(cli.json);
-    let result: anyhow::Result<Status> = match &cli.command {
-        Command::Bench(bench) => bench::run(bench, &ui),
+    let result: anyhow::Result<Status> = match cli.command {
+        Command::Bench(bench) => bench::run(&bench, &ui),
+        Command::Eval(command) => eval::run(command, &ui),
     };
     match result {
         Ok(status) => status.into(),
