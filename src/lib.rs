@@ -15,5 +15,6 @@
 
 #![deny(unsafe_code)]
 
+pub mod bundle;
 pub mod format;
 pub mod linalg;
