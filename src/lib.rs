@@ -18,3 +18,4 @@
 pub mod bundle;
 pub mod format;
 pub mod linalg;
+pub mod source;
