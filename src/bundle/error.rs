@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::format::FormatError;
+use crate::source::SourceError;
 
 #[derive(Debug, Error)]
 pub enum BundleError {
@@ -55,6 +56,8 @@ pub enum BundleError {
     Unplaced { tensor: String },
     #[error(transparent)]
     Format(#[from] FormatError),
+    #[error(transparent)]
+    Source(#[from] SourceError),
 }
 
 impl BundleError {

@@ -8,9 +8,10 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use crate::format::{Bits, Codebook};
+use crate::source::TensorRef;
 
 use super::durable::{self, Sink, Written};
-use super::{BundleError, PassThrough, Shard};
+use super::{BundleError, Shard};
 
 /// Where the bytes of a stored tensor come from.
 enum Origin<'a> {
@@ -51,7 +52,7 @@ pub(super) fn module_of(tensor: &str) -> &str {
 pub(super) fn modules<'a>(
     order: &[String],
     units: &'a [Shard],
-    passthrough: &'a [PassThrough<'a>],
+    passthrough: &[TensorRef<'a>],
 ) -> Result<Vec<Module<'a>>, BundleError> {
     let mut by_key: HashMap<&str, Module<'a>> = HashMap::new();
     let mut rest: Vec<&str> = Vec::new();
@@ -79,20 +80,20 @@ pub(super) fn modules<'a>(
         }
     }
     for tensor in passthrough {
-        let module = module_of(&tensor.name);
-        if !names.insert(tensor.name.as_str()) {
-            let (path, tensor) = (tensor.file.to_owned(), tensor.name.clone());
+        let module = module_of(tensor.key());
+        if !names.insert(tensor.key()) {
+            let (path, tensor) = (tensor.file().to_owned(), tensor.key().to_owned());
             return Err(BundleError::DuplicateTensor { path, tensor });
         }
         if !listed.contains(module) && !by_key.contains_key(module) {
             rest.push(module);
         }
         module_at(&mut by_key, module).entries.push(Entry {
-            name: tensor.name.clone(),
-            dtype: tensor.dtype,
-            shape: tensor.shape.clone(),
-            bytes: tensor.bytes.len() as u64,
-            origin: Origin::Source(tensor.bytes),
+            name: tensor.key().to_owned(),
+            dtype: tensor.dtype(),
+            shape: tensor.shape().to_vec(),
+            bytes: tensor.bytes().len() as u64,
+            origin: Origin::Source(tensor.bytes()),
         });
     }
     let keys = order.iter().map(String::as_str).chain(rest);

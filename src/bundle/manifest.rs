@@ -20,7 +20,7 @@ const HEAD_AS_SOURCE_BITS: u32 = 16;
 
 /// The source's configuration with the section `quantization_config`.
 pub(super) fn config(content: &BundleContent<'_>) -> Map<String, Value> {
-    let mut config = content.config.clone();
+    let mut config = content.checkpoint.config().as_object().cloned().unwrap_or_default();
     let original = config.shift_remove("quantization_config");
     if content.head.is_some() {
         untie(&mut config);

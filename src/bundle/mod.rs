@@ -25,12 +25,12 @@ mod provenance;
 mod shard;
 mod writer;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use safetensors::Dtype;
 use serde_json::{Map, Value};
 
 use crate::format::{Bits, Codebook};
+use crate::source::Checkpoint;
 
 pub use companions::{CONFIG, INDEX, MANIFEST, PROVENANCE, is_bundle_file, list as list_files};
 pub use error::BundleError;
@@ -67,30 +67,17 @@ pub struct JobSpec {
     pub overwrite: Overwrite,
 }
 
-/// A tensor that is stored as it is in the source.
-#[derive(Clone, Debug)]
-pub struct PassThrough<'a> {
-    pub name: String,
-    /// The source's file, for messages.
-    pub file: &'a Path,
-    pub dtype: Dtype,
-    pub shape: Vec<usize>,
-    /// Little-endian, row-major.
-    pub bytes: &'a [u8],
-}
-
 /// What a finished bundle holds besides the committed units.
 #[derive(Clone, Debug)]
 pub struct BundleContent<'a> {
-    /// Where tokenizer, templates and the other companions are copied from.
-    pub source_dir: &'a Path,
-    /// The source's `config.json`.
-    pub config: &'a Map<String, Value>,
+    /// The source: its configuration, its companion files and the tensors passed through.
+    pub checkpoint: &'a Checkpoint,
     /// What was converted, such as `owner/name@revision`; never a path of this machine.
     pub base: String,
     /// Every leaf module in the model's order. Modules of other pass-through tensors follow them.
     pub modules: Vec<String>,
-    pub passthrough: Vec<PassThrough<'a>>,
+    /// Names of the source's tensors that are stored as they are.
+    pub passthrough: Vec<String>,
     /// The head's module name, if it is quantized; the configuration then unties it.
     pub head: Option<String>,
     pub bits: Bits,

@@ -88,7 +88,9 @@ impl Writer {
     /// removes the work folder.
     pub fn finish(self, content: BundleContent<'_>) -> Result<FinishedBundle, BundleError> {
         let units = (0..self.committed()).map(|i| self.shard(i)).collect::<Result<Vec<_>, _>>()?;
-        let modules = layout::modules(&content.modules, &units, &content.passthrough)?;
+        let tensors = content.passthrough.iter().map(|key| content.checkpoint.tensor(key));
+        let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+        let modules = layout::modules(&content.modules, &units, &tensors)?;
         let provenance = Provenance {
             format: provenance::FORMAT,
             tool: Tool { name: env!("CARGO_PKG_NAME").into(), version: env!("CARGO_PKG_VERSION").into() },
@@ -147,7 +149,7 @@ fn write_bundle(
     }
     let config = manifest::config(content);
     files.push(write_json(dir, CONFIG, &config)?);
-    let companions = companions::copy(content.source_dir, dir)?;
+    let companions = companions::copy(content.checkpoint.dir(), dir)?;
     files.extend(companions.into_iter().map(|(name, written)| record(&name, written)));
     let manifest = manifest::quantization_config(&config, modules);
     let manifest = manifest::render(&dir.join(MANIFEST), &manifest)?;
