@@ -15,6 +15,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod bundle;
 pub mod corpus;
 pub mod encode;
 pub mod eval;
