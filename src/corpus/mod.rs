@@ -127,6 +127,8 @@ pub enum CorpusError {
     Tokenizer { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("{path}: not valid JSON", path = path.display())]
     Json { path: PathBuf, source: serde_json::Error },
+    #[error("{path}: not a JSON object with \"rows\" of token ids", path = path.display())]
+    Rows { path: PathBuf, source: serde_json::Error },
     #[error("{path}: a BOS token is asked for, but {found}", path = path.display())]
     Bos { path: PathBuf, found: String },
     #[error("{path}: the text cannot be encoded", path = path.display())]
