@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use exl3_candle::corpus::{
-    Bos, Corpus, CorpusError, Kind, Mix, Shape, Tokenizer, default_mix, from_file, load_tokenizer,
+    Bos, Corpus, CorpusError, Mix, Shape, SourceKind, Tokenizer, default_mix, from_file, load_tokenizer,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -402,7 +402,7 @@ fn every_file_in_configs_is_parsed_and_used() {
         }
         assert_eq!(path.extension().unwrap(), "toml", "{} is of no known kind", path.display());
         let mix = Mix::parse(&fs::read_to_string(&path).unwrap()).unwrap();
-        assert!(mix.sources.iter().any(|s| s.kind == Kind::RandomTokens));
+        assert!(mix.sources.iter().any(|s| s.kind == SourceKind::RandomTokens));
         for source in &mix.sources {
             assert!(!source.licence.is_empty() && !source.origin.is_empty(), "{}", source.name);
             listed.extend(source.files.iter().map(|file| root().join("configs").join(file)));

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-pub use mix::{Kind, Mix, MixSource, default_mix};
+pub use mix::{Mix, MixSource, SourceKind, default_mix};
 pub use tokenizer::{Tokenizer, load_tokenizer};
 
 /// How many rows of how many tokens.
