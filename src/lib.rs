@@ -22,4 +22,5 @@ pub mod eval;
 pub mod format;
 pub mod linalg;
 pub mod model;
+pub mod quantize;
 pub mod source;

@@ -23,7 +23,8 @@ impl<'a> View<'a> {
     /// Row-major data of `rows x cols` whose rows lie `row_stride` apart.
     pub fn new(data: &'a [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
         assert!(cols <= row_stride || rows <= 1, "rows overlap");
-        assert!(rows == 0 || (rows - 1) * row_stride + cols <= data.len(), "view leaves its data");
+        let is_empty = rows == 0 || cols == 0;
+        assert!(is_empty || (rows - 1) * row_stride + cols <= data.len(), "view leaves its data");
         Self { data, rows, cols, row_stride, col_stride: 1 }
     }
 
@@ -53,7 +54,7 @@ impl Matrix {
     pub fn part(&self, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> View<'_> {
         assert!(rows.end <= self.rows() && cols.end <= self.cols(), "part leaves its matrix");
         if rows.is_empty() || cols.is_empty() {
-            return View::new(&[], 0, 0, 0);
+            return View::new(&[], rows.len(), cols.len(), self.cols());
         }
         let at = rows.start * self.cols() + cols.start;
         View::new(&self.data()[at..], rows.len(), cols.len(), self.cols())

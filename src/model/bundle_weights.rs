@@ -4,14 +4,11 @@ use std::collections::HashMap;
 
 use candle_core::Tensor;
 use half::f16;
-use rayon::prelude::*;
 use safetensors::Dtype;
 
 use super::{Model, ModelError, SourceWeights, WeightSource, computing, tensor};
-use crate::format::{
-    Bits, Codebook, FormatError, PAD, QuantizedLinear, TILE_DIM, TILE_LEN, tile_position, unpack,
-};
-use crate::linalg::Matrix;
+use crate::format::{Bits, Codebook, FormatError, QuantizedLinear, TILE_DIM};
+use crate::quantize::decode;
 use crate::source::{Checkpoint, TensorRef};
 
 /// The weights of a bundle, ours or another writer's.
@@ -143,57 +140,4 @@ fn words_of(tensor: &TensorRef<'_>, dtype: Dtype) -> Result<Vec<u16>, ModelError
 
 fn halves_of(tensor: &TensorRef<'_>) -> Result<Vec<f16>, ModelError> {
     Ok(words_of(tensor, Dtype::F16)?.into_iter().map(f16::from_bits).collect())
-}
-
-/// The weight `[k, n]` of a quantized linear: `diag(suh) Had(tiles) Had diag(svh)`.
-fn decode(linear: &QuantizedLinear) -> Matrix {
-    let (k, n) = (linear.k(), linear.n());
-    let values: Vec<f32> = linear.codebook.values().into_iter().map(f16::to_f32).collect();
-    let mut data = vec![0.0f32; k * n];
-    data.par_chunks_mut(PAD * n).enumerate().for_each(|(block, rows)| {
-        for tk in 0..PAD / TILE_DIM {
-            for tn in 0..n / TILE_DIM {
-                let words = linear.tile(block * (PAD / TILE_DIM) + tk, tn);
-                for (p, state) in unpack(words, linear.bits, TILE_LEN).into_iter().enumerate() {
-                    let (row, col) = tile_position(p);
-                    rows[(tk * TILE_DIM + row) * n + tn * TILE_DIM + col] = values[usize::from(state)];
-                }
-            }
-        }
-        rotate_rows(rows, n);
-        for (i, row) in rows.chunks_exact_mut(n).enumerate() {
-            let su = linear.suh[block * PAD + i].to_f32();
-            row.chunks_exact_mut(PAD).for_each(hadamard);
-            row.iter_mut().zip(&linear.svh).for_each(|(w, sv)| *w *= su * sv.to_f32());
-        }
-    });
-    Matrix::from_vec(k, n, data)
-}
-
-/// The orthonormal Sylvester transform of 128 values, in place.
-fn hadamard(x: &mut [f32]) {
-    let mut half = 1;
-    while half < PAD {
-        for pair in x.chunks_exact_mut(2 * half) {
-            let (low, high) = pair.split_at_mut(half);
-            low.iter_mut().zip(high).for_each(|(a, b)| (*a, *b) = (*a + *b, *a - *b));
-        }
-        half *= 2;
-    }
-    let scale = 1.0 / (PAD as f32).sqrt();
-    x.iter_mut().for_each(|v| *v *= scale);
-}
-
-/// The transform along the 128 rows of a `[128, n]` block.
-fn rotate_rows(rows: &mut [f32], n: usize) {
-    let mut half = n;
-    while half < PAD * n {
-        for pair in rows.chunks_exact_mut(2 * half) {
-            let (low, high) = pair.split_at_mut(half);
-            low.iter_mut().zip(high).for_each(|(a, b)| (*a, *b) = (*a + *b, *a - *b));
-        }
-        half *= 2;
-    }
-    let scale = 1.0 / (PAD as f32).sqrt();
-    rows.iter_mut().for_each(|v| *v *= scale);
 }

@@ -1,0 +1,176 @@
+//! Quantizes the linears of a layer: `hessian -> regularize -> scale -> ldlq -> refit -> metrics`.
+//!
+//! All matrices are f32, `[k, n]`, padded to multiples of 128 with zeros.
+
+mod decode;
+mod hessian;
+mod ldlq;
+mod metrics;
+mod refit;
+mod regularize;
+mod scale;
+
+use std::time::Instant;
+
+use half::f16;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::encode::{EncodeError, TileEncoder, TrellisSpec};
+use crate::format::{Bits, Codebook, QuantizedLinear, TILE_LEN, pack};
+use crate::linalg::{Matrix, Rng};
+
+pub use decode::decode;
+pub use hessian::{Calibrated, Calibration, DAMPING, Hessian, Uncalibrated};
+pub use ldlq::{Encoded, ldlq};
+pub use metrics::{Errors, output_error};
+pub use refit::refit;
+pub use regularize::{OutScales, Regularized, out_scales_ratio, regularize};
+pub use scale::{ScaleSearch, search as search_scale};
+
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum QuantizeError {
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    #[error("tensor \"{key}\": its Hessian has no Cholesky factor after {attempts} times more damping")]
+    NotPositive { key: String, attempts: usize },
+    #[error("tensor \"{key}\": {what} does not fit a half: {value:e}")]
+    ScaleRange { key: String, what: &'static str, value: f32 },
+}
+
+/// What holds for all linears of a job.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub codebook: Codebook,
+    pub out_scales: OutScales,
+    pub seed: u64,
+}
+
+/// One linear to quantize.
+pub struct LinearInput {
+    /// Module name.
+    pub key: String,
+    /// `[k, n]`, padded.
+    pub weight: Matrix,
+    /// `[n]`, padded.
+    pub bias: Option<Vec<f32>>,
+    /// For gate and up projections: loss per unit of error energy of each output channel, `[n]`
+    /// without padding.
+    pub sensitivity: Option<Vec<f64>>,
+}
+
+/// How the quantization of one linear went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    pub errors: Errors,
+    /// Global scale.
+    pub g_scale: f64,
+    /// Whether output scales were applied.
+    pub out_scales: bool,
+    /// Whether the tensor was quantized without a Hessian.
+    pub fallback: bool,
+    pub seconds: f64,
+}
+
+/// A quantized linear and how it went.
+pub struct Quantized {
+    pub linear: QuantizedLinear,
+    pub metrics: Metrics,
+}
+
+/// Quantizes linears that share their input at `bits`. The strips of all of them go through the
+/// encoder side by side: columns are independent.
+pub fn group(
+    linears: Vec<LinearInput>,
+    calibration: &Calibration,
+    bits: Bits,
+    settings: &Settings,
+    encoder: &dyn TileEncoder,
+) -> Result<Vec<Quantized>, QuantizeError> {
+    let started = Instant::now();
+    let spec = TrellisSpec::new(settings.codebook, bits, TILE_LEN)?;
+    let quantizer = Quantizer { spec, settings, encoder };
+    let prepared =
+        linears.iter().map(|linear| quantizer.prepare(linear, calibration)).collect::<Result<Vec<_>, _>>()?;
+    let feedback = calibration.calibrated().map(|c| &c.factor);
+    let weights: Vec<&Matrix> = prepared.iter().map(|p| &p.weight).collect();
+    let encoded = ldlq(&weights, feedback, &spec, encoder)?;
+    let total_columns: usize = weights.iter().map(|w| w.cols()).sum();
+    let mut done = Vec::with_capacity(linears.len());
+    for ((linear, prepared), encoded) in linears.into_iter().zip(prepared).zip(encoded) {
+        done.push(quantizer.finish(linear, prepared, encoded, calibration)?);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    for quantized in &mut done {
+        quantized.metrics.seconds = seconds * quantized.linear.n() as f64 / total_columns as f64;
+    }
+    Ok(done)
+}
+
+struct Quantizer<'a> {
+    spec: TrellisSpec,
+    settings: &'a Settings,
+    encoder: &'a dyn TileEncoder,
+}
+
+impl Quantizer<'_> {
+    /// The weight in the distribution that the codebook expects.
+    fn prepare(&self, linear: &LinearInput, calibration: &Calibration) -> Result<Regularized, QuantizeError> {
+        let key = format!("{}.svh", linear.key);
+        let sv = Rng::new(self.settings.seed, &key).signs(linear.weight.cols());
+        let out_scales = self.settings.out_scales.decide(
+            &linear.weight,
+            linear.sensitivity.as_deref(),
+            calibration.calibrated().is_none(),
+        );
+        let mut regularized = regularize(linear.weight.clone(), calibration.signs(), &sv, out_scales);
+        let scale = search_scale(&regularized.weight, &self.spec, self.encoder)?;
+        regularized.apply_scale(scale.g);
+        Ok(regularized)
+    }
+
+    fn finish(
+        &self,
+        linear: LinearInput,
+        mut prepared: Regularized,
+        encoded: Encoded,
+        calibration: &Calibration,
+    ) -> Result<Quantized, QuantizeError> {
+        if let Some(calibrated) = calibration.calibrated() {
+            let q = decode::to_original_basis(encoded.values, &prepared.su, &prepared.sv);
+            let scales = refit(&linear.weight, q, &calibrated.damped);
+            prepared.rescale(&scales.rows, &scales.columns);
+        }
+        let (bits, codebook) = (self.spec.bits(), self.spec.codebook());
+        let trellis = encoded.states.chunks_exact(TILE_LEN).flat_map(|tile| pack(tile, bits)).collect();
+        let stored = QuantizedLinear {
+            bits,
+            codebook,
+            trellis,
+            suh: halves(&linear.key, "an input scale", &prepared.su)?,
+            svh: halves(&linear.key, "an output scale", &prepared.sv)?,
+            bias: linear.bias.map(|bias| halves(&linear.key, "a bias", &bias)).transpose()?,
+            key: linear.key,
+        };
+        let errors = Errors::measure(&linear.weight, &decode(&stored), calibration.calibrated());
+        let metrics = Metrics {
+            errors,
+            g_scale: prepared.g,
+            out_scales: prepared.out_scales,
+            fallback: calibration.calibrated().is_none(),
+            seconds: 0.0,
+        };
+        Ok(Quantized { linear: stored, metrics })
+    }
+}
+
+fn halves(key: &str, what: &'static str, values: &[f32]) -> Result<Vec<f16>, QuantizeError> {
+    values
+        .iter()
+        .map(|&value| match f16::from_f32(value) {
+            half if half.is_finite() => Ok(half),
+            _ => Err(QuantizeError::ScaleRange { key: key.to_owned(), what, value }),
+        })
+        .collect()
+}
