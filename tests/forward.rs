@@ -269,7 +269,7 @@ fn decoded(states: &[Vec<u16>], codebook: Codebook, suh: &[f16], svh: &[f16], i:
         let p = (0..256).find(|&p| tile_position(p) == (row % 16, col % 16)).unwrap();
         codebook.value(states[row / 16 * tiles_n + col / 16][p]).to_f64()
     };
-    let sign = |a: usize, b: usize| if (a & b).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = |a: usize, b: usize| if (a & b).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     let mut sum = 0.0;
     for a in 0..128 {
         for b in 0..128 {
