@@ -19,7 +19,7 @@ pub(super) fn logit_blocks(t: usize, vocab: usize) -> impl Iterator<Item = Range
 /// Logits of the positions `block` of one row's final state `x: [t, hidden]`, row-major
 /// `[block, vocab]`.
 pub(super) fn of(output: &Output, x: &Tensor, block: Range<usize>) -> Result<Vec<f32>, EvalError> {
-    let failed = |source| EvalError::Logits { source };
+    let failed = |source: candle_core::Error| EvalError::Logits { source: source.into() };
     let x = x.narrow(0, block.start, block.len()).map_err(failed)?;
     output.logits(&x)?.flatten_all().and_then(|logits| logits.to_vec1()).map_err(failed)
 }

@@ -32,7 +32,7 @@ pub enum EvalError {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error("reading the logits failed")]
-    Logits { source: candle_core::Error },
+    Logits { source: Box<candle_core::Error> },
 }
 
 /// A model with its weights.

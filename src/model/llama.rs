@@ -103,7 +103,7 @@ impl Llama {
 }
 
 fn divides(field: &str, value: usize, by: &str, divisor: usize) -> Result<(), ModelError> {
-    if value % divisor == 0 {
+    if value.is_multiple_of(divisor) {
         return Ok(());
     }
     Err(ModelError::Field {

@@ -52,12 +52,12 @@ pub enum ModelError {
     #[error(transparent)]
     Format(#[from] FormatError),
     #[error("computing {what} failed")]
-    Compute { what: String, source: candle_core::Error },
+    Compute { what: String, source: Box<candle_core::Error> },
 }
 
 /// Wraps candle's error with what was being computed.
 fn computing(what: &str) -> impl Fn(candle_core::Error) -> ModelError + '_ {
-    move |source| ModelError::Compute { what: what.to_owned(), source }
+    move |source| ModelError::Compute { what: what.to_owned(), source: source.into() }
 }
 
 /// Sees the activations of a layer while it runs.

@@ -67,5 +67,5 @@ pub enum SourceError {
     #[error("{}: tensor \"{tensor}\" holds {value} at flat index {index}; its weights must be finite", path.display())]
     NonFinite { path: PathBuf, tensor: String, index: usize, value: f64 },
     #[error("tensor \"{tensor}\" cannot be held by candle")]
-    Candle { tensor: String, source: candle_core::Error },
+    Candle { tensor: String, source: Box<candle_core::Error> },
 }

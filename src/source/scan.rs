@@ -112,3 +112,40 @@ fn first<const N: usize>(bytes: &[u8], exponent: u16) -> Option<usize> {
     let start = run * 1024;
     elements[start..].iter().position(bad).map(|at| start + at)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Blocks that split elements and tensors anywhere find every element in exactly one block.
+    #[test]
+    fn elements_across_block_borders_are_checked_once() {
+        let start = 7;
+        for (dtype, bad) in [
+            (Dtype::BF16, bf16::NAN.to_le_bytes().to_vec()),
+            (Dtype::F16, f16::NEG_INFINITY.to_le_bytes().to_vec()),
+            (Dtype::F32, f32::INFINITY.to_le_bytes().to_vec()),
+            (Dtype::F64, f64::NAN.to_le_bytes().to_vec()),
+        ] {
+            let (size, find) = non_finite_search(dtype).unwrap();
+            for at in 0..9 {
+                let mut bytes = vec![0u8; 9 * size];
+                bytes[at * size..(at + 1) * size].copy_from_slice(&bad);
+                let tensor = TensorRef { key: "t", file: Path::new("f"), dtype, shape: &[9], bytes: &bytes };
+                let span = Span { start, tensor, size, find };
+                for block in 1..40 {
+                    let found: Vec<_> = (0..start + bytes.len())
+                        .step_by(block)
+                        .filter_map(|from| span.check(from, from + block).err())
+                        .collect();
+                    assert!(
+                        matches!(found[..], [SourceError::NonFinite { index, .. }] if index == at),
+                        "{dtype:?}, element {at}, blocks of {block}: {found:?}"
+                    );
+                }
+            }
+        }
+    }
+}

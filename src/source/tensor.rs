@@ -92,7 +92,7 @@ impl<'a> TensorRef<'a> {
 
     fn tensor_from(&self, data: Vec<f32>, shape: &[usize]) -> Result<Tensor, SourceError> {
         Tensor::from_vec(data, shape, &Device::Cpu)
-            .map_err(|source| SourceError::Candle { tensor: self.key.to_owned(), source })
+            .map_err(|source| SourceError::Candle { tensor: self.key.to_owned(), source: source.into() })
     }
 
     fn float(&self) -> Result<Float, SourceError> {
