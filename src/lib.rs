@@ -19,3 +19,4 @@ pub mod bundle;
 pub mod format;
 pub mod linalg;
 pub mod source;
+pub mod verify;

@@ -2,6 +2,7 @@
 //! and picks exit codes. One command per file.
 
 mod ui;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -45,12 +46,16 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Verify(verify::VerifyArgs),
+}
 
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = Ui::new(cli.json);
-    let result: anyhow::Result<Status> = match cli.command {};
+    let result: anyhow::Result<Status> = match &cli.command {
+        Command::Verify(args) => verify::run(args, &ui),
+    };
     match result {
         Ok(status) => status.into(),
         Err(error) => {
