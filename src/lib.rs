@@ -16,7 +16,11 @@
 #![deny(unsafe_code)]
 
 pub mod bundle;
+pub mod corpus;
+pub mod encode;
+pub mod eval;
 pub mod format;
 pub mod linalg;
+pub mod model;
 pub mod source;
 pub mod verify;

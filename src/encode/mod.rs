@@ -1,0 +1,102 @@
+//! Tiles to trellis states, behind one trait. [`Scalar`] states the algorithm as the contract
+//! does and is the oracle for every other encoder: all of them agree bit for bit.
+
+mod cpu;
+mod half_math;
+mod scalar;
+
+use thiserror::Error;
+
+use crate::format::{Bits, Codebook, FormatError};
+
+pub use cpu::{Cpu, SimdLevel};
+pub use scalar::Scalar;
+
+/// Ring lengths that exist: a 16x16 tile, and a row of n-gram embeddings.
+pub const RING_LENGTHS: [usize; 2] = [256, 160];
+
+#[derive(Debug, Error)]
+pub enum EncodeError {
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error("no trellis has a ring of {found} weights; expected 256 or 160")]
+    RingLength { found: usize },
+    #[error("tile {tile} holds a value that is not a number at position {position}")]
+    NotANumber { tile: usize, position: usize },
+    #[error("SIMD level {name} is not available on this processor")]
+    Unavailable { name: &'static str },
+}
+
+/// Which trellis a batch of tiles is encoded with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrellisSpec {
+    codebook: Codebook,
+    bits: Bits,
+    len: usize,
+}
+
+impl TrellisSpec {
+    /// `len` is the number of weights on the ring.
+    pub fn new(codebook: Codebook, bits: Bits, len: usize) -> Result<Self, EncodeError> {
+        if bits.is_half_integer() && codebook != Codebook::Mul1 {
+            return Err(FormatError::HalfIntegerRate { codebook, bits }.into());
+        }
+        if !RING_LENGTHS.contains(&len) {
+            return Err(EncodeError::RingLength { found: len });
+        }
+        Ok(Self { codebook, bits, len })
+    }
+
+    pub fn codebook(&self) -> Codebook {
+        self.codebook
+    }
+
+    pub fn bits(&self) -> Bits {
+        self.bits
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: every ring holds weights.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Bits that enter at ring position `i`, indices modulo the ring.
+    fn step(&self, i: usize) -> u32 {
+        self.bits.step(i % self.len)
+    }
+}
+
+/// Encodes tiles into trellis states.
+pub trait TileEncoder: Send + Sync {
+    /// Name for people and for reports, such as `avx2`.
+    fn name(&self) -> &'static str;
+
+    /// Encodes `tiles`, f32 `[count, len]` in the encoder's position order, into `states`, u16
+    /// `[count, len]`. Weights are rounded to half first. The result does not depend on the
+    /// number of threads.
+    ///
+    /// # Errors
+    /// A NaN in a tile.
+    fn encode(&self, spec: &TrellisSpec, tiles: &[f32], states: &mut [u16]) -> Result<(), EncodeError>;
+}
+
+fn check_tiles(spec: &TrellisSpec, tiles: &[f32], states: &[u16]) -> Result<(), EncodeError> {
+    assert_eq!(tiles.len(), states.len(), "one state per weight");
+    assert_eq!(tiles.len() % spec.len, 0, "whole tiles");
+    match tiles.iter().position(|w| w.is_nan()) {
+        Some(at) => Err(EncodeError::NotANumber { tile: at / spec.len, position: at % spec.len }),
+        None => Ok(()),
+    }
+}
+
+/// The tie order of final nodes in pass 1: among nodes of equal cost the smallest rank wins. With
+/// `v = e & 1023` it is `(rev5(v >> 5), rev5(v & 31), e >> 10)`, `rev5` reversing five bits.
+fn final_node_rank(node: usize) -> usize {
+    let rev5 = |v: usize| ((v as u8).reverse_bits() >> 3) as usize;
+    let v = node & 1023;
+    rev5(v >> 5) << 10 | rev5(v & 31) << 5 | node >> 10
+}

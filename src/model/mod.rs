@@ -1,0 +1,271 @@
+//! Architectures as lists of layers over candle: load one layer's weights, run one row of tokens
+//! through it, let a [`Tap`] see the input of every linear.
+//!
+//! All computation is f32 on the CPU. A hidden state is one row of text, `[t, hidden]`, from
+//! position 0; rows know nothing of each other, so a caller runs them in parallel and the result
+//! of a row does not depend on the others nor on the number of threads.
+
+mod bundle_weights;
+mod check;
+mod config;
+mod llama;
+mod nn;
+mod weights;
+
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor};
+use serde_json::Value;
+use thiserror::Error;
+
+use crate::format::FormatError;
+use crate::source::{Checkpoint, SourceError};
+
+pub use bundle_weights::BundleWeights;
+pub use check::TensorProblem;
+pub use weights::{SourceWeights, WeightSource, open_weights};
+
+use config::Fields;
+use llama::Llama;
+use nn::{Linear, RmsNorm};
+
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    #[error("config.json: {field} {found} is not supported; expected {expected}")]
+    Unsupported { field: String, found: String, expected: String },
+    #[error("config.json: {field} is missing; expected {expected}")]
+    MissingField { field: String, expected: &'static str },
+    #[error("config.json: {field}: expected {expected}, found {found}")]
+    Field { field: String, expected: String, found: String },
+    #[error(
+        "{}: {} of the model's tensors cannot be used:{}",
+        dir.display(), problems.len(), check::listing(problems)
+    )]
+    Tensors { dir: PathBuf, problems: Vec<TensorProblem> },
+    #[error("tensor \"{tensor}\": expected {expected}, found {found}")]
+    Tensor { tensor: String, expected: String, found: String },
+    #[error("token {id} does not exist: the vocabulary has {vocab_size} entries")]
+    Token { id: u32, vocab_size: usize },
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error("computing {what} failed")]
+    Compute { what: String, source: candle_core::Error },
+}
+
+/// Wraps candle's error with what was being computed.
+fn computing(what: &str) -> impl Fn(candle_core::Error) -> ModelError + '_ {
+    move |source| ModelError::Compute { what: what.to_owned(), source }
+}
+
+/// Sees the activations of a layer while it runs.
+pub trait Tap {
+    /// The input `x: [rows, k]` that all of `linears` (module names) share.
+    fn input(&mut self, linears: &[String], x: &Tensor) -> Result<(), ModelError>;
+
+    /// The outputs `g`, `u`: `[rows, intermediate]` of a gated MLP's two input projections,
+    /// before the activation.
+    fn gated(&mut self, gate: &str, up: &str, g: &Tensor, u: &Tensor) -> Result<(), ModelError>;
+}
+
+/// Looks at nothing.
+pub struct NoTap;
+
+impl Tap for NoTap {
+    fn input(&mut self, _: &[String], _: &Tensor) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn gated(&mut self, _: &str, _: &str, _: &Tensor, _: &Tensor) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
+
+/// One linear of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearSpec {
+    /// Module name, such as `model.layers.0.self_attn.q_proj`.
+    pub key: String,
+    /// in_features
+    pub k: usize,
+    /// out_features
+    pub n: usize,
+    /// Whether the config asks for a bias. One in the checkpoint is used either way.
+    pub has_bias: bool,
+}
+
+/// Linears that share their input, and so their Hessian.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    pub linears: Vec<LinearSpec>,
+}
+
+/// A model's structure, from its config alone; it holds no weights.
+#[derive(Clone, Debug)]
+pub struct Model {
+    architecture: Architecture,
+}
+
+#[derive(Clone, Debug)]
+enum Architecture {
+    Llama(Llama),
+}
+
+const ARCHITECTURES: &str = "LlamaForCausalLM";
+const HEAD: &str = "lm_head";
+
+impl Model {
+    /// # Errors
+    /// Whatever this crate cannot compute exactly is refused by name: architecture, activation,
+    /// position scaling, attention windows, missing or contradictory fields.
+    pub fn from_config(config: &Value) -> Result<Model, ModelError> {
+        let fields = Fields::new(config)?;
+        match fields.architecture()? {
+            "LlamaForCausalLM" => Ok(Model { architecture: Architecture::Llama(Llama::new(&fields)?) }),
+            other => Err(ModelError::Unsupported {
+                field: "architectures".to_owned(),
+                found: format!("\"{other}\""),
+                expected: ARCHITECTURES.to_owned(),
+            }),
+        }
+    }
+
+    fn llama(&self) -> &Llama {
+        let Architecture::Llama(llama) = &self.architecture;
+        llama
+    }
+
+    pub fn layer_count(&self) -> usize {
+        self.llama().layer_count
+    }
+
+    pub fn hidden_size(&self) -> usize {
+        self.llama().hidden_size
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.llama().vocab_size
+    }
+
+    /// The longest row the model was made for, in tokens.
+    pub fn max_positions(&self) -> usize {
+        self.llama().max_positions
+    }
+
+    /// Whether the config says that the head is the embedding.
+    pub fn tied_head(&self) -> bool {
+        self.llama().tied_head
+    }
+
+    /// Module name of layer `layer`, such as `model.layers.3`.
+    pub fn layer_key(&self, layer: usize) -> String {
+        format!("model.layers.{layer}")
+    }
+
+    /// The linears of a layer by shared input, in the order of execution.
+    pub fn layer_groups(&self, layer: usize) -> Vec<Group> {
+        self.llama().layer_groups(&self.layer_key(layer))
+    }
+
+    /// The output projection, hidden to vocabulary.
+    pub fn head(&self) -> LinearSpec {
+        LinearSpec { key: HEAD.to_owned(), k: self.hidden_size(), n: self.vocab_size(), has_bias: false }
+    }
+
+    /// Tensor name of the embedding, `[vocab, hidden]`.
+    pub fn embedding_key(&self) -> &str {
+        "model.embed_tokens.weight"
+    }
+
+    fn final_norm_key(&self) -> &str {
+        "model.norm.weight"
+    }
+
+    /// Every tensor a source must hold, with its shape in Hugging Face's layout. With a tied head,
+    /// `lm_head.weight` is optional and not listed.
+    pub fn expected_tensors(&self) -> Vec<(String, Vec<usize>)> {
+        check::expected_tensors(self)
+    }
+
+    /// Checks presence, shape and dtype of all tensors: plain ones, and the quantized linears of
+    /// a bundle.
+    ///
+    /// # Errors
+    /// [`ModelError::Tensors`] with all problems at once.
+    pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), ModelError> {
+        check::check(self, checkpoint)
+    }
+
+    /// Embeds one row of tokens: `[t, hidden]`.
+    pub fn embed(&self, w: &dyn WeightSource, ids: &[u32]) -> Result<Tensor, ModelError> {
+        let vocab_size = self.vocab_size();
+        if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+            return Err(ModelError::Token { id, vocab_size });
+        }
+        w.rows(self.embedding_key(), ids)
+    }
+
+    /// Loads the weights of layer `i`.
+    pub fn layer(&self, w: &dyn WeightSource, i: usize) -> Result<Layer, ModelError> {
+        self.llama().layer(w, &self.layer_key(i)).map(|layer| Layer { kind: LayerKind::Llama(layer) })
+    }
+
+    /// Loads the final norm and the head. A tied head is the embedding, whatever redundant
+    /// `lm_head.weight` the checkpoint holds; only a quantized head takes its place.
+    pub fn output(&self, w: &dyn WeightSource) -> Result<Output, ModelError> {
+        let quantized_head = w.has_linear(HEAD) && !w.has(&format!("{HEAD}.weight"));
+        let head = if self.tied_head() && !quantized_head {
+            Linear::new(w.tensor(self.embedding_key())?, None)
+        } else {
+            Linear::load(w, &self.head())?
+        };
+        let norm = RmsNorm::load(w, self.final_norm_key(), self.hidden_size(), self.llama().norm_eps)?;
+        Ok(Output { norm, head })
+    }
+}
+
+/// One decoder layer with its weights, f32.
+#[derive(Debug)]
+pub struct Layer {
+    kind: LayerKind,
+}
+
+#[derive(Debug)]
+enum LayerKind {
+    Llama(llama::LlamaLayer),
+}
+
+impl Layer {
+    /// Runs one row `x: [t, hidden]` from position 0.
+    pub fn forward(&self, x: &Tensor, tap: &mut dyn Tap) -> Result<Tensor, ModelError> {
+        match &self.kind {
+            LayerKind::Llama(layer) => layer.forward(x, tap),
+        }
+    }
+}
+
+/// The final norm and the head.
+#[derive(Debug)]
+pub struct Output {
+    norm: RmsNorm,
+    head: Linear,
+}
+
+impl Output {
+    /// The final norm, `[t, hidden]`: what the head sees.
+    pub fn norm(&self, x: &Tensor) -> Result<Tensor, ModelError> {
+        self.norm.forward(x).map_err(computing("the final norm"))
+    }
+
+    /// `[t, vocab]` from the output of [`Output::norm`].
+    pub fn logits(&self, normed: &Tensor) -> Result<Tensor, ModelError> {
+        self.head.forward(normed).map_err(computing("the logits"))
+    }
+}
+
+/// An f32 tensor on the CPU from row-major data.
+fn tensor(data: Vec<f32>, shape: impl Into<candle_core::Shape>, what: &str) -> Result<Tensor, ModelError> {
+    Tensor::from_vec(data, shape, &Device::Cpu).map_err(computing(what))
+}
