@@ -37,10 +37,12 @@ pub(super) struct TensorStorage {
     pub dtype: String,
 }
 
-/// The modules of `tensor_storage`; none if it cannot be read.
+/// The modules of `tensor_storage`.
 #[derive(Debug, Default)]
 pub(super) struct Manifest {
     pub modules: Vec<(String, ModuleStorage)>,
+    /// Whether there is such a section: only then can anything be said to be missing from it.
+    pub is_known: bool,
 }
 
 impl Manifest {
@@ -51,16 +53,10 @@ impl Manifest {
 
 pub(super) fn check(bundle: &Path, report: &mut VerifyReport) -> Manifest {
     let config = object(bundle, CONFIG, report);
-    let mut section = object(bundle, MANIFEST, report).unwrap_or_default();
+    let Some(mut section) = object(bundle, MANIFEST, report) else { return Manifest::default() };
     let storage = section.shift_remove("tensor_storage");
-    let manifest = match storage {
-        Some(storage) => modules(storage, report),
-        None => {
-            report.check("manifest", MANIFEST, false, "a section tensor_storage", "none");
-            Manifest::default()
-        }
-    };
     check_section(&section, report);
+    let manifest = modules(storage.unwrap_or_default(), report);
     if let Some(config) = config {
         let in_config = config.get("quantization_config").cloned().unwrap_or_default();
         let name = format!("{CONFIG}: quantization_config");
@@ -83,7 +79,7 @@ fn modules(storage: Value, report: &mut VerifyReport) -> Manifest {
     else {
         return Manifest::default();
     };
-    let mut manifest = Manifest::default();
+    let mut manifest = Manifest { modules: Vec::new(), is_known: true };
     for (key, value) in storage {
         let module = serde_json::from_value::<ModuleStorage>(value);
         if let Some(module) = report.try_to("manifest", &key, "stored_tensors of a module", module) {

@@ -29,7 +29,7 @@ pub enum VerifyError {
     #[error("cannot list the bundle")]
     List { source: BundleError },
     #[error("cannot open the source {}", dir.display())]
-    Source { dir: PathBuf, source: SourceError },
+    Source { dir: PathBuf, source: Box<SourceError> },
 }
 
 /// One thing that is not as it should be.
@@ -126,8 +126,10 @@ pub fn run(bundle: &Path, source: Option<&Path>) -> Result<VerifyReport, VerifyE
     if !bundle.is_dir() {
         return Err(VerifyError::NoFolder { dir: bundle.to_owned() });
     }
-    let open =
-        |dir: &Path| source::open(dir).map_err(|source| VerifyError::Source { dir: dir.to_owned(), source });
+    let open = |dir: &Path| {
+        source::open(dir)
+            .map_err(|error| VerifyError::Source { dir: dir.to_owned(), source: Box::new(error) })
+    };
     let source = source.map(open).transpose()?;
     let mut report = VerifyReport::default();
     let manifest = manifest::check(bundle, &mut report);
