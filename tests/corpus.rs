@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use exl3_candle::corpus::{
-    Bos, Corpus, CorpusError, Kind, Mix, Shape, Tokenizer, default_mix, from_file, load_tokenizer,
+    Bos, Corpus, CorpusError, Mix, Shape, SourceKind, Tokenizer, default_mix, from_file, load_tokenizer,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -249,6 +249,17 @@ fn a_folder_without_a_tokenizer_is_an_error_that_names_it() {
     assert!(matches!(load_tokenizer(files.0.path()), Err(CorpusError::Tokenizer { .. })));
 }
 
+#[test]
+fn the_micro_tokenizer_covers_every_text() {
+    let tokenizer = load_tokenizer(&fixture("micro-llama")).unwrap();
+    assert_eq!((tokenizer.vocab_size(), tokenizer.bos_id()), (384, Some(BOS)));
+    let text = "The abbey, größer, 城南, \u{1f600}\n\ttabs";
+    let ids = tokenizer.encode(text).unwrap();
+    assert!(ids.iter().all(|&id| id < 384));
+    assert_eq!(tokenizer.decode(&ids[1..]).unwrap(), text);
+    assert!(ids.len() < text.len(), "merges are applied");
+}
+
 // JSON lines.
 
 #[test]
@@ -334,7 +345,7 @@ fn pretokenized_rows_that_do_not_fit_are_refused() {
     assert!(text.contains("token id 4096") && text.contains("vocabulary of 4096"), "{text}");
     for broken in [json!([[1, -2, 3]]), json!([[1, 2.5, 3]]), json!("rows"), json!(null)] {
         let text = message(tiny_corpus(&json_file(broken), 1, 3));
-        assert!(text.contains("rows.json") && text.contains("not valid"), "{text}");
+        assert!(text.contains("rows.json") && text.contains("token ids"), "{text}");
     }
     let eight = |values: &[i64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let i64s = safetensors::Dtype::I64;
@@ -391,7 +402,7 @@ fn every_file_in_configs_is_parsed_and_used() {
         }
         assert_eq!(path.extension().unwrap(), "toml", "{} is of no known kind", path.display());
         let mix = Mix::parse(&fs::read_to_string(&path).unwrap()).unwrap();
-        assert!(mix.sources.iter().any(|s| s.kind == Kind::RandomTokens));
+        assert!(mix.sources.iter().any(|s| s.kind == SourceKind::RandomTokens));
         for source in &mix.sources {
             assert!(!source.licence.is_empty() && !source.origin.is_empty(), "{}", source.name);
             listed.extend(source.files.iter().map(|file| root().join("configs").join(file)));

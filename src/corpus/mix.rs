@@ -40,7 +40,7 @@ pub struct Mix {
 #[serde(deny_unknown_fields)]
 pub struct MixSource {
     pub name: String,
-    pub kind: Kind,
+    pub kind: SourceKind,
     /// Share of the rows, relative to the other sources' weights.
     pub weight: f64,
     /// Paths below `configs/`, each one document; none for random tokens.
@@ -52,7 +52,7 @@ pub struct MixSource {
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum SourceKind {
     /// Rows cut from text.
     Text,
     /// Rows of tokens drawn uniformly from the vocabulary, special tokens left out.
@@ -73,7 +73,7 @@ impl Mix {
                     source.weight
                 )));
             }
-            if (source.kind == Kind::Text) == source.files.is_empty() {
+            if (source.kind == SourceKind::Text) == source.files.is_empty() {
                 return Err(error(format!("source \"{name}\": text has files, random tokens have none")));
             }
             if let Some(file) = source.files.iter().find(|file| bundled_text(file).is_none()) {
@@ -117,8 +117,10 @@ pub fn default_mix(
     let mut random = RandomRows::new(tokenizer, seed, vocab);
     for ((source, available), &count) in mix.sources.iter().zip(texts).zip(&counts) {
         match source.kind {
-            Kind::Text => rows.extend((0..count).map(|i| available[i * available.len() / count].clone())),
-            Kind::RandomTokens => {
+            SourceKind::Text => {
+                rows.extend((0..count).map(|i| available[i * available.len() / count].clone()))
+            }
+            SourceKind::RandomTokens => {
                 for _ in 0..count {
                     rows.push(random.row(shape.cols)?);
                 }
@@ -173,7 +175,7 @@ fn text_rows(
 /// together where they are too short.
 fn refill(mix: &Mix, shares: &[usize], texts: &[Vec<Vec<u32>>]) -> Result<Vec<usize>, (usize, usize)> {
     let mut counts = shares.to_vec();
-    let is_text = |i: usize| mix.sources[i].kind == Kind::Text;
+    let is_text = |i: usize| mix.sources[i].kind == SourceKind::Text;
     let of_texts = |values: &mut dyn Iterator<Item = (usize, usize)>| -> usize {
         values.filter(|&(i, _)| is_text(i)).map(|(_, value)| value).sum()
     };

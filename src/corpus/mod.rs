@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-pub use mix::{Kind, Mix, MixSource, default_mix};
+pub use mix::{Mix, MixSource, SourceKind, default_mix};
 pub use tokenizer::{Tokenizer, load_tokenizer};
 
 /// How many rows of how many tokens.
@@ -127,6 +127,8 @@ pub enum CorpusError {
     Tokenizer { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("{path}: not valid JSON", path = path.display())]
     Json { path: PathBuf, source: serde_json::Error },
+    #[error("{path}: not a JSON object with \"rows\" of token ids", path = path.display())]
+    Rows { path: PathBuf, source: serde_json::Error },
     #[error("{path}: a BOS token is asked for, but {found}", path = path.display())]
     Bos { path: PathBuf, found: String },
     #[error("{path}: the text cannot be encoded", path = path.display())]

@@ -17,7 +17,7 @@ pub(super) fn json(file: &Path, shape: Shape) -> Result<Rows, CorpusError> {
     }
     let bytes = read(file)?;
     let document: Document =
-        serde_json::from_slice(&bytes).map_err(|source| CorpusError::Json { path: file.into(), source })?;
+        serde_json::from_slice(&bytes).map_err(|source| CorpusError::Rows { path: file.into(), source })?;
     crop(file, document.rows.into_iter(), shape)
 }
 

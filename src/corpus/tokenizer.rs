@@ -1,5 +1,6 @@
 //! The model's tokenizer together with its rule for the BOS token.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +16,12 @@ pub struct Tokenizer {
     bos: Option<u32>,
     /// Put there by the post-processor although the configuration says no.
     unwanted: Option<u32>,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("path", &self.path).field("bos", &self.bos).finish_non_exhaustive()
+    }
 }
 
 /// Reads `tokenizer.json` and `tokenizer_config.json` of a model folder.
