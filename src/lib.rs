@@ -24,3 +24,4 @@ pub mod linalg;
 pub mod model;
 pub mod quantize;
 pub mod source;
+pub mod verify;

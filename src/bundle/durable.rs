@@ -50,7 +50,7 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut Sink) -> io::Result<()>) -> Res
     write_sized(path, 0, |sink| fill(sink).map_err(BundleError::io("write", path)))
 }
 
-/// As [`write`], for content of `size_bytes` (used to say how much space is needed) that can
+/// As [`write()`], for content of `size_bytes` (used to say how much space is needed) that can
 /// itself be unreadable.
 pub fn write_sized(
     path: &Path,

@@ -1,6 +1,6 @@
 //! Jobs and bundles on disk.
 //!
-//! A job's committed units lie in its work folder, next to a [journal](journal) whose lines are the
+//! A job's committed units lie in its work folder, next to a journal whose lines are the
 //! commit points. The finished bundle is put together in `OUT.partial` and appears as `OUT` by one
 //! rename. So a kill at any moment leaves either no bundle or a whole one, and the same command
 //! goes on where it stopped.

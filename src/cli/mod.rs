@@ -4,10 +4,12 @@
 mod bench;
 mod eval;
 mod ui;
+mod verify;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use exl3_candle::bundle::fault::Fault;
 
 pub use ui::Ui;
 
@@ -53,20 +55,34 @@ enum Command {
     Bench(bench::Bench),
     #[command(subcommand)]
     Eval(eval::Command),
+    Verify(verify::VerifyArgs),
 }
 
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = Ui::new(cli.json);
+    arm_fault();
     let result: anyhow::Result<Status> = match cli.command {
         Command::Bench(bench) => bench::run(&bench, &ui),
         Command::Eval(command) => eval::run(command, &ui),
+        Command::Verify(args) => verify::run(&args, &ui),
     };
     match result {
         Ok(status) => status.into(),
         Err(error) => {
             ui.error(&error);
             ExitCode::from(EXIT_ERROR)
+        }
+    }
+}
+
+/// Tests let the program die, or run out of space, at a chosen step of writing.
+fn arm_fault() {
+    let variables =
+        [("EXL3_CANDLE_ABORT_AT_WRITE", Fault::Abort), ("EXL3_CANDLE_FULL_AT_WRITE", Fault::DiskFull)];
+    for (variable, fault) in variables {
+        if let Some(step) = std::env::var(variable).ok().and_then(|step| step.parse().ok()) {
+            exl3_candle::bundle::fault::arm(fault, step);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
+use exl3_candle::bundle::BundleError;
 use serde::Serialize;
 
 /// Where output goes and in which form.
@@ -39,6 +40,10 @@ impl Ui {
         let mut text = format!("error: {error}");
         for cause in error.chain().skip(1) {
             text.push_str(&format!("\n  caused by: {cause}"));
+        }
+        let bundle_error = error.chain().find_map(|cause| cause.downcast_ref::<BundleError>());
+        if let Some(hint) = bundle_error.and_then(BundleError::hint) {
+            text.push_str(&format!("\nhint: {hint}"));
         }
         self.note(&text);
     }
