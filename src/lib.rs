@@ -16,12 +16,16 @@
 #![deny(unsafe_code)]
 
 pub mod bundle;
+pub mod capture;
 pub mod corpus;
 pub mod encode;
 pub mod eval;
 pub mod format;
 pub mod linalg;
 pub mod model;
+pub mod pipeline;
+pub mod plan;
+pub mod progress;
 pub mod quantize;
 pub mod source;
 pub mod verify;

@@ -2,6 +2,7 @@
 //! and picks exit codes. One command per file.
 
 mod bench;
+mod convert;
 mod eval;
 mod ui;
 mod verify;
@@ -44,12 +45,16 @@ struct Cli {
     /// Print one JSON document on stdout instead of text
     #[arg(long, global = true)]
     json: bool,
+    /// Threads to use [default: all cores]
+    #[arg(long, global = true, value_name = "N")]
+    threads: Option<usize>,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    Convert(convert::ConvertArgs),
     /// Measure speed on this machine
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -62,17 +67,24 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = Ui::new(cli.json);
     arm_fault();
-    let result: anyhow::Result<Status> = match cli.command {
-        Command::Bench(bench) => bench::run(&bench, &ui),
-        Command::Eval(command) => eval::run(command, &ui),
-        Command::Verify(args) => verify::run(&args, &ui),
-    };
-    match result {
+    match run(cli, &ui) {
         Ok(status) => status.into(),
         Err(error) => {
             ui.error(&error);
             ExitCode::from(EXIT_ERROR)
         }
+    }
+}
+
+fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
+    if let Some(threads) = cli.threads {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+    }
+    match cli.command {
+        Command::Convert(args) => convert::run(&args, ui),
+        Command::Bench(bench) => bench::run(&bench, ui),
+        Command::Eval(command) => eval::run(command, ui),
+        Command::Verify(args) => verify::run(&args, ui),
     }
 }
 

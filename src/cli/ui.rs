@@ -6,6 +6,7 @@ use exl3_candle::bundle::BundleError;
 use serde::Serialize;
 
 /// Where output goes and in which form.
+#[derive(Clone, Copy)]
 pub struct Ui {
     json: bool,
 }
@@ -46,5 +47,24 @@ impl Ui {
             text.push_str(&format!("\nhint: {hint}"));
         }
         self.note(&text);
+    }
+}
+
+/// A number of bytes for people.
+pub fn bytes_text(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match UNITS.iter().find(|(_, unit)| bytes >= *unit) {
+        Some((name, unit)) => format!("{:.2} {name}", bytes as f64 / *unit as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// A duration for people.
+pub fn seconds_text(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        0..60 => format!("{seconds:.1} s"),
+        60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
     }
 }

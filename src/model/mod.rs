@@ -56,7 +56,7 @@ pub enum ModelError {
 }
 
 /// Wraps candle's error with what was being computed.
-fn computing(what: &str) -> impl Fn(candle_core::Error) -> ModelError + '_ {
+pub fn computing(what: &str) -> impl Fn(candle_core::Error) -> ModelError + '_ {
     move |source| ModelError::Compute { what: what.to_owned(), source: source.into() }
 }
 
@@ -179,7 +179,7 @@ impl Model {
         "model.embed_tokens.weight"
     }
 
-    fn final_norm_key(&self) -> &str {
+    pub fn final_norm_key(&self) -> &str {
         "model.norm.weight"
     }
 

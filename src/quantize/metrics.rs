@@ -18,13 +18,14 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// `w` is the source's weight and `q` the stored one, both `[k, n]`.
-    pub fn measure(w: &Matrix, q: &Matrix, calibrated: Option<&Calibrated>) -> Self {
-        let error = difference(w, q);
+    /// `w` is the source's weight and `q` the stored one, both padded; `(k, n)` is the size
+    /// without padding, and only that part counts.
+    pub fn measure(w: &Matrix, q: &Matrix, (k, n): (usize, usize), calibrated: Option<&Calibrated>) -> Self {
+        let error = difference(w, q).cropped(k, n);
         let energy = dot(error.data(), error.data());
         let relative = ratio(energy, dot(w.data(), w.data()));
         let proxy = calibrated.map_or(relative, |c| output_error(w, q, c));
-        Self { proxy, rel_frobenius: relative.sqrt(), mse: energy / w.data().len() as f64 }
+        Self { proxy, rel_frobenius: relative.sqrt(), mse: energy / (k * n) as f64 }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Quantizes the linears of a layer: `hessian -> regularize -> scale -> ldlq -> refit -> metrics`.
 //!
-//! All matrices are f32, `[k, n]`, padded to multiples of 128 with zeros.
+//! Matrices are f32, `[k, n]`; what comes in is padded to multiples of 128 with zeros.
 
 mod decode;
 mod hessian;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::encode::{EncodeError, TileEncoder, TrellisSpec};
-use crate::format::{Bits, Codebook, QuantizedLinear, TILE_LEN, pack};
+use crate::format::{Bits, Codebook, QuantizedLinear, TILE_LEN, pack, padded};
 use crate::linalg::{Matrix, Rng};
 
 pub use decode::decode;
@@ -51,13 +51,23 @@ pub struct Settings {
 pub struct LinearInput {
     /// Module name.
     pub key: String,
-    /// `[k, n]`, padded.
+    /// `[k, n]`
     pub weight: Matrix,
-    /// `[n]`, padded.
+    /// `[n]`
     pub bias: Option<Vec<f32>>,
     /// For gate and up projections: loss per unit of error energy of each output channel, `[n]`
     /// without padding.
     pub sensitivity: Option<Vec<f64>>,
+}
+
+impl LinearInput {
+    fn pad(&mut self) {
+        let (k, n) = (padded(self.weight.rows()), padded(self.weight.cols()));
+        self.weight = std::mem::replace(&mut self.weight, Matrix::zeros(0, 0)).padded(k, n);
+        if let Some(bias) = &mut self.bias {
+            bias.resize(n, 0.0);
+        }
+    }
 }
 
 /// How the quantization of one linear went.
@@ -82,7 +92,7 @@ pub struct Quantized {
 /// Quantizes linears that share their input at `bits`. The strips of all of them go through the
 /// encoder side by side: columns are independent.
 pub fn group(
-    linears: Vec<LinearInput>,
+    mut linears: Vec<LinearInput>,
     calibration: &Calibration,
     bits: Bits,
     settings: &Settings,
@@ -91,6 +101,8 @@ pub fn group(
     let started = Instant::now();
     let spec = TrellisSpec::new(settings.codebook, bits, TILE_LEN)?;
     let quantizer = Quantizer { spec, settings, encoder };
+    let sizes: Vec<(usize, usize)> = linears.iter().map(|l| (l.weight.rows(), l.weight.cols())).collect();
+    linears.iter_mut().for_each(LinearInput::pad);
     let prepared =
         linears.iter().map(|linear| quantizer.prepare(linear, calibration)).collect::<Result<Vec<_>, _>>()?;
     let feedback = calibration.calibrated().map(|c| &c.factor);
@@ -98,8 +110,8 @@ pub fn group(
     let encoded = ldlq(&weights, feedback, &spec, encoder)?;
     let total_columns: usize = weights.iter().map(|w| w.cols()).sum();
     let mut done = Vec::with_capacity(linears.len());
-    for ((linear, prepared), encoded) in linears.into_iter().zip(prepared).zip(encoded) {
-        done.push(quantizer.finish(linear, prepared, encoded, calibration)?);
+    for (((linear, size), prepared), encoded) in linears.into_iter().zip(sizes).zip(prepared).zip(encoded) {
+        done.push(quantizer.finish(linear, size, prepared, encoded, calibration)?);
     }
     let seconds = started.elapsed().as_secs_f64();
     for quantized in &mut done {
@@ -133,6 +145,7 @@ impl Quantizer<'_> {
     fn finish(
         &self,
         linear: LinearInput,
+        size: (usize, usize),
         mut prepared: Regularized,
         encoded: Encoded,
         calibration: &Calibration,
@@ -153,7 +166,7 @@ impl Quantizer<'_> {
             bias: linear.bias.map(|bias| halves(&linear.key, "a bias", &bias)).transpose()?,
             key: linear.key,
         };
-        let errors = Errors::measure(&linear.weight, &decode(&stored), calibration.calibrated());
+        let errors = Errors::measure(&linear.weight, &decode(&stored), size, calibration.calibrated());
         let metrics = Metrics {
             errors,
             g_scale: prepared.g,

@@ -77,9 +77,10 @@ fn relative_error(linear: &QuantizedLinear, weight: TensorRef<'_>) -> Result<f64
         let decoded = decode_block(linear, block, &values);
         let rows: Vec<u32> = (block * PAD..n.min((block + 1) * PAD)).map(|row| row as u32).collect();
         let rows = weight.rows_to_tensor(&rows)?;
-        let rows = rows
-            .to_vec2::<f32>()
-            .map_err(|source| SourceError::Candle { tensor: weight.key().to_owned(), source })?;
+        let rows = rows.to_vec2::<f32>().map_err(|source| SourceError::Candle {
+            tensor: weight.key().to_owned(),
+            source: Box::new(source),
+        })?;
         let mut sums = (0.0, 0.0);
         for (row, decoded) in rows.iter().zip(decoded.chunks_exact(linear.k())) {
             for (&w, &q) in row[..k].iter().zip(decoded) {
