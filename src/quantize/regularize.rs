@@ -8,7 +8,7 @@ use super::decode::{scale_columns, scale_rows};
 use crate::linalg::{Matrix, rotate_columns, rotate_rows};
 
 /// Standard deviation of the codebook's values.
-const CODEBOOK_SCALE: f32 = 1.243_710_88;
+const CODEBOOK_SCALE: f32 = 1.243_710_9;
 /// RMS below which a row or column counts as zero.
 const ZERO_RMS: f32 = 1e-30;
 /// Divisor of zero rows and columns.
