@@ -10,8 +10,8 @@ const LAYERS: &[&[&str]] = &[
     &["format"],
     &["encode"],
     &["quantize", "source"],
-    &["corpus", "model"],
-    &["plan", "capture", "bundle"],
+    &["corpus", "model", "bundle"],
+    &["plan", "capture"],
     &["pipeline", "verify", "eval"],
 ];
 
