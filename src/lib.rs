@@ -1,14 +1,17 @@
 //! Converts Hugging Face checkpoints into EXL3 bundles.
 //!
 //! ```text
-//! source::open ─► Checkpoint ─ plan::build(recipe) ─► Plan
-//! for each layer in Plan:
-//!     capture::observe(layer, &states)        ─► LayerCapture   (Hessians, sensitivities, bad rows)
-//!     quantize::layer(weights, capture, spec) ─► quantized linears (trellis, suh, svh, metrics)
-//!     bundle.commit(quantized)                                   (file on disk, then the journal line)
-//!     states.advance(quantized)                                  (forward through what was written)
-//! bundle.finish ─► Bundle ─ verify::run ─► Report
+//! source::open ─► Checkpoint ─ plan::build(model, recipe) ─► Plan
+//! for each unit of the Plan (decoder layers, then the head):
+//!     capture::observe(layer, states)          ─► LayerCapture    Hessians, slopes of gated MLPs, peak input
+//!     quantize::group(inputs, calibration, ..) ─► Vec<Quantized>  trellis, suh, svh, bias, metrics
+//!     writer.commit(unit, linears, metrics)       the unit's file, then its line in the journal
+//!     states.advance(layer as written)            the forward pass through what was written
+//! writer.finish(content) ─► FinishedBundle ─ verify::run ─► VerifyReport
 //! ```
+//!
+//! [`pipeline::convert`] is this figure; the layers of the modules and what holds between them are in
+//! `docs/ARCHITECTURE.md`.
 //!
 //! A linear is `y = x W` with `W: [k, n]` (`k` = in_features, `n` = out_features); Hugging Face
 //! and candle hold the transpose `[n, k]`. `bits` is the bit rate of one tensor.

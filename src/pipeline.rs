@@ -29,6 +29,7 @@ use timed::Timed;
 /// began is not continued.
 const ALGORITHM: u32 = 1;
 
+/// Why a conversion stopped.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PipelineError {
@@ -85,6 +86,10 @@ pub struct Conversion {
 }
 
 /// Converts a checkpoint, or goes on with its conversion.
+///
+/// # Errors
+/// An output or work folder that is another job's, rows longer than the model has positions for, a
+/// Hessian without a factor, more than a tenth of the rows turned non-finite, a failed read or write.
 pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, PipelineError> {
     let started = Instant::now();
     check_rows(job)?;

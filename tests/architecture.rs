@@ -10,9 +10,8 @@ const LAYERS: &[&[&str]] = &[
     &["format"],
     &["encode"],
     &["quantize", "source"],
-    &["corpus", "model"],
-    &["plan", "bundle"],
-    &["capture"],
+    &["corpus", "model", "bundle"],
+    &["plan", "capture"],
     &["pipeline", "verify", "eval"],
 ];
 

@@ -8,6 +8,7 @@ use thiserror::Error;
 use crate::format::FormatError;
 use crate::source::SourceError;
 
+/// What can go wrong with a job, its files and a bundle.
 #[derive(Debug, Error)]
 pub enum BundleError {
     #[error("cannot {action} {}", path.display())]

@@ -11,11 +11,15 @@ use super::{BundleError, MANIFEST, PROVENANCE};
 /// Version of the file's form.
 pub(super) const FORMAT: u32 = 1;
 
+/// The content of `exl3-candle.json`; `docs/FORMAT.md` describes every key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Provenance {
+    /// Version of the file's form.
     pub format: u32,
     pub tool: Tool,
+    /// What was converted; never a path.
     pub base: String,
+    /// Everything the bytes of the bundle depend on, by name.
     pub recipe: Map<String, Value>,
     pub bpw: Bpw,
     pub tensors: Vec<TensorMetrics>,
@@ -23,6 +27,7 @@ pub struct Provenance {
     pub files: Vec<FileRecord>,
 }
 
+/// The program that wrote a bundle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tool {
     pub name: String,
@@ -44,6 +49,7 @@ pub struct Bpw {
 pub struct FileRecord {
     pub name: String,
     pub bytes: u64,
+    /// Lower-case hexadecimal.
     pub sha256: String,
 }
 
@@ -61,15 +67,17 @@ pub struct TensorMetrics {
     /// `|E|_F / |W|_F`.
     #[serde(deserialize_with = "nan_if_null")]
     pub rel_frobenius: f64,
+    /// Mean of the squared error of a weight.
     #[serde(deserialize_with = "nan_if_null")]
     pub mse: f64,
+    /// Global scale of the search.
     #[serde(deserialize_with = "nan_if_null")]
     pub g_scale: f64,
     /// Whether output scales were on.
     pub out_scales: bool,
     /// Whether the tensor was quantized without calibration.
     pub fallback: bool,
-    /// Time spent; in the journal only, because the finished bundle must not depend on it.
+    /// Wall time spent, in seconds; in the journal only, because the finished bundle must not depend on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
 }

@@ -45,6 +45,11 @@ pub struct Shard {
 }
 
 impl Shard {
+    /// Opens the file and reads its header.
+    ///
+    /// # Errors
+    /// A header that is longer than the file or no JSON; a name that occurs twice; tensors that
+    /// overlap, leave gaps, or are not as long as their shapes say.
     pub fn open(path: &Path) -> Result<Self, BundleError> {
         let file = File::open(path).map_err(BundleError::io("open", path))?;
         let file_bytes = file.metadata().map_err(BundleError::io("read", path))?.len();

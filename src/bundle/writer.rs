@@ -70,6 +70,9 @@ impl Writer {
     }
 
     /// Commits the next unit: first its file, then the journal's line.
+    ///
+    /// # Errors
+    /// A unit out of order, a linear whose sizes contradict each other, a failed write.
     pub fn commit(
         &mut self,
         unit: usize,

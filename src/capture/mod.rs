@@ -17,6 +17,7 @@ use crate::quantize::Hessian;
 pub use states::{Excluded, States};
 use tap::{RowTap, Sensitivity};
 
+/// Why a layer cannot be observed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CaptureError {

@@ -119,6 +119,7 @@ impl Corpus {
     }
 }
 
+/// Why a file gives no corpus.
 #[derive(Debug, Error)]
 pub enum CorpusError {
     #[error("{path}: cannot be read", path = path.display())]

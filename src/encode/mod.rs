@@ -1,5 +1,28 @@
-//! Tiles to trellis states, behind one trait. [`Scalar`] states the algorithm as the contract
-//! does and is the oracle for every other encoder: all of them agree bit for bit.
+//! Tiles to trellis states, behind one trait. [`Scalar`] states the algorithm and is the oracle for
+//! every other encoder: all of them agree bit for bit.
+//!
+//! A tile is a ring of `L` weights, indices modulo `L`. At position `i`, `D(i)` new bits enter
+//! ([`Bits::step`]) and the state `s_i` is a window of 16 bits. The node between two positions is
+//! what their windows share; with `kin = D(i)` and `kout = D(i + 1)`:
+//!
+//! ```text
+//! node_in = s_i >> kin                                     16 - kin bits
+//! node_out = s_i mod 2^(16 - kout)                         16 - kout bits
+//! ```
+//!
+//! A pass starts at ring position `roll` and visits `r = (i + roll) mod L` for `i` in `0..L`. For
+//! every `node_out` its candidates are `s = q 2^(16 - kout) + node_out`, `q = 0 .. 2^kout - 1`, with
+//!
+//! ```text
+//! d = half(value(s) - w_r)
+//! cost = half(d d)                                         at the first step
+//! cost = half(d d + cost_before[node_in])                  at later steps, rounded once
+//! ```
+//!
+//! The smallest cost is kept, the first of equals. Pass 1 has `roll = L / 2` and is free; the path to
+//! its cheapest final node (ties by `final_node_rank`) is traced back to ring position 0, and the
+//! node found there closes the ring. Pass 2 has `roll = 0`, may only start from that node, and is
+//! traced back from it; its states are the result.
 
 mod cpu;
 mod half_math;
@@ -15,6 +38,7 @@ pub use scalar::Scalar;
 /// Ring lengths that exist: a 16x16 tile, and a row of n-gram embeddings.
 pub const RING_LENGTHS: [usize; 2] = [256, 160];
 
+/// Why tiles cannot be encoded.
 #[derive(Debug, Error)]
 pub enum EncodeError {
     #[error(transparent)]

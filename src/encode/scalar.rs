@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use super::{EncodeError, TileEncoder, TrellisSpec, check_tiles, final_node_rank, half_math};
 
-/// The scalar encoder. It keeps the node of every step as the algorithm is told, and nothing is
-/// reordered for speed.
+/// The scalar encoder: the algorithm of the [module documentation](super) as it is told. It keeps
+/// the node of every step, and nothing is reordered for speed.
 pub struct Scalar;
 
 impl TileEncoder for Scalar {

@@ -16,6 +16,7 @@ use candle_core::Tensor;
 use crate::model::{Model, ModelError, NoTap, Output, WeightSource};
 use logits::{Position, logit_blocks};
 
+/// Why a model cannot be measured.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EvalError {

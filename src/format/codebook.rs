@@ -1,4 +1,10 @@
-//! The three codebooks: a 16-bit state to one binary16 value.
+//! The three codebooks: a 16-bit state `s` to one binary16 value. Arithmetic is in u32 and wraps.
+//!
+//! - `mul1`: `t` = 0x6400 + the sum of the four bytes of `0x83DCD12D s`; the value is
+//!   `half(t) a + b`, rounded once, where `t`, `a` = 0x1EEE and `b` = 0xC931 are bits of halves.
+//! - `mcg`: `x = 0xCBAC1FED s`, then `x = (x and 0x8FFF8FFF) xor 0x3B603B60`; the value is the sum of
+//!   the two halves whose bits are in `x`, rounded to half.
+//! - `3inst`: `x = 89226354 s + 64248484`, then as `mcg`.
 
 use std::fmt;
 use std::str::FromStr;

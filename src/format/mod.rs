@@ -22,6 +22,7 @@ pub fn padded(dim: usize) -> usize {
     dim.div_ceil(PAD) * PAD
 }
 
+/// What no EXL3 tensor is like.
 #[derive(Debug, Error, PartialEq)]
 pub enum FormatError {
     #[error("{found} bits per weight do not exist; expected 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7 or 8")]

@@ -29,6 +29,7 @@ use config::Fields;
 use llama::Llama;
 use nn::{Linear, RmsNorm};
 
+/// What cannot be computed, or not loaded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -179,6 +180,7 @@ impl Model {
         "model.embed_tokens.weight"
     }
 
+    /// Tensor name of the final norm's weight, `[hidden]`.
     pub fn final_norm_key(&self) -> &str {
         "model.norm.weight"
     }

@@ -11,6 +11,7 @@ use crate::model::{LinearSpec, Model, ModelError};
 use crate::quantize::OutScales;
 use crate::source::Checkpoint;
 
+/// Why a checkpoint cannot be converted under a recipe.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlanError {

@@ -1,4 +1,13 @@
 //! The Hessian of a layer's input: accumulated, damped, rotated and factored.
+//!
+//! ```text
+//! H = (sum over tokens of x x^T) / tokens,  H_ii += 0.025 mean(diag H)
+//! R = Had(su H su)Had,  R = C C^T (Cholesky),  L = C diag-block(C)^-1 - 1
+//! ```
+//!
+//! `su` are random signs, `Had` the orthonormal rotation of order 128 on each block. `L` is strictly
+//! block-lower with blocks of 16: its columns are those of `C` times the inverse of the diagonal
+//! block, less the identities that this leaves on the diagonal.
 
 use super::QuantizeError;
 use super::decode::{scale_columns, scale_rows};

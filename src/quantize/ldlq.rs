@@ -1,5 +1,10 @@
 //! LDLQ: strips of 16 rows from the last to the first, each with the errors of the rows below fed
 //! back into it.
+//!
+//! With the strictly block-lower factor `L: [k, k]` of the rotated Hessian, the strip of rows `R` is
+//! encoded from the target `W_R + L[B, R]^T (W - Q)_B`, where `B` are the rows below it and `Q` what
+//! the encoder made of them. Inside a span of 128 rows the product is taken strip by strip; after a
+//! span its part is carried to all rows above at once.
 
 use rayon::prelude::*;
 

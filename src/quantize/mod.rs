@@ -28,6 +28,7 @@ pub use refit::refit;
 pub use regularize::{OutScales, Regularized, out_scales_ratio, regularize};
 pub use scale::{ScaleSearch, search as search_scale};
 
+/// Why a tensor cannot be quantized.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum QuantizeError {
@@ -80,6 +81,7 @@ pub struct Metrics {
     pub out_scales: bool,
     /// Whether the tensor was quantized without a Hessian.
     pub fallback: bool,
+    /// Its share, by columns, of the wall time of its group.
     pub seconds: f64,
 }
 
@@ -91,6 +93,10 @@ pub struct Quantized {
 
 /// Quantizes linears that share their input at `bits`. The strips of all of them go through the
 /// encoder side by side: columns are independent.
+///
+/// # Errors
+/// A rate that the codebook does not have, a weight that became NaN, or a scale or bias beyond half
+/// precision.
 pub fn group(
     mut linears: Vec<LinearInput>,
     calibration: &Calibration,

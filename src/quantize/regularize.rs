@@ -1,5 +1,16 @@
 //! Brings a weight into the distribution that the codebook expects: output scales, signs, input
 //! scales and the two rotations.
+//!
+//! With `W: [k, n]`, `c_j` the RMS of column `j` over its mean, `H` the blockwise orthonormal
+//! Hadamard rotation of order 128, and `e_u`, `e_v` random signs:
+//!
+//! ```text
+//! sv_j = e_v_j c_j, or e_v_j without output scales;        W <- (W diag(sv)^-1) H
+//! su_i = e_u_i r_i / -1.24371088, r_i the RMS of row i;    W <- H (diag(su)^-1 W)
+//! global scale g:                                          W <- g W, su <- su / g
+//! ```
+//!
+//! so that the source is `diag(su) H W H diag(sv)`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +19,7 @@ use super::decode::{scale_columns, scale_rows};
 use crate::linalg::{Matrix, rotate_columns, rotate_rows};
 
 /// Standard deviation of the codebook's values.
-const CODEBOOK_SCALE: f32 = 1.243_710_88;
+const CODEBOOK_SCALE: f32 = 1.243_710_9;
 /// RMS below which a row or column counts as zero.
 const ZERO_RMS: f32 = 1e-30;
 /// Divisor of zero rows and columns.

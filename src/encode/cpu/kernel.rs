@@ -41,7 +41,7 @@ struct Pass {
     keep_from: usize,
 }
 
-/// Encodes one tile, see [`super::super::Scalar`] for the algorithm.
+/// Encodes one tile, see [`crate::encode`] for the algorithm.
 #[inline(always)]
 pub fn encode_tile<L: Lanes>(
     lanes: L,
