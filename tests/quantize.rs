@@ -160,7 +160,7 @@ fn original_basis(q: Matrix, su: &[f32], sv: &[f32]) -> Matrix {
         let mut h = Matrix::zeros(size, size);
         for i in 0..size {
             for j in i / 128 * 128..i / 128 * 128 + 128 {
-                let sign = if (i % 128 & j % 128).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = if ((i % 128) & (j % 128)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 h.set(i, j, sign / 128f32.sqrt());
             }
         }

@@ -58,7 +58,8 @@ mod tests {
     fn rotations_match_the_sylvester_matrix_and_undo_themselves() {
         let mut rng = Rng::new(0, "hadamard");
         let x = Matrix::from_vec(128, 256, (0..128 * 256).map(|_| rng.normal()).collect());
-        let sylvester = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { SCALE } else { -SCALE };
+        let sylvester =
+            |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { SCALE } else { -SCALE };
         let mut right = x.clone();
         rotate_columns(&mut right);
         let mut left = x.clone();
