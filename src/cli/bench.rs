@@ -26,7 +26,10 @@ pub struct EncoderArgs {
     /// Encoders to measure: scalar, portable, avx2, avx512 [default: all that run here]
     #[arg(long, value_delimiter = ',')]
     backend: Vec<String>,
-    /// Least time per measurement
+    /// Tiles of a batch [default: 64 per thread, 4 for the scalar encoder]
+    #[arg(long)]
+    tiles: Option<usize>,
+    /// Least time per measurement, after one batch to warm up; 0 encodes that batch only
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
 }
@@ -57,7 +60,7 @@ pub fn run(bench: &Bench, ui: &Ui) -> anyhow::Result<Status> {
         let Ok(spec) = TrellisSpec::new(args.codebook, bits, TILE_LEN) else { continue };
         let mut scalar = None;
         for encoder in &encoders {
-            let (tiles_per_second, mse) = measure(encoder.as_ref(), &spec, args.seconds)?;
+            let (tiles_per_second, mse) = measure(encoder.as_ref(), &spec, args)?;
             if encoder.name() == Scalar.name() {
                 scalar = Some(tiles_per_second);
             }
@@ -87,15 +90,19 @@ fn chosen_encoders(names: &[String]) -> anyhow::Result<Vec<Box<dyn TileEncoder>>
 }
 
 /// Tiles per second over whole batches, after one batch to warm up; and the error on N(0, 1).
-fn measure(encoder: &dyn TileEncoder, spec: &TrellisSpec, seconds: f64) -> anyhow::Result<(f64, f64)> {
-    let batch = if encoder.name() == Scalar.name() { 4 } else { 64 } * rayon::current_num_threads();
+fn measure(encoder: &dyn TileEncoder, spec: &TrellisSpec, args: &EncoderArgs) -> anyhow::Result<(f64, f64)> {
+    let per_thread = if encoder.name() == Scalar.name() { 4 } else { 64 };
+    let batch = args.tiles.unwrap_or(per_thread * rayon::current_num_threads());
     let mut rng = Rng::new(0, "bench");
     let tiles: Vec<f32> = (0..batch * spec.len()).map(|_| rng.normal()).collect();
     let mut states = vec![0u16; tiles.len()];
+    let mut started = Instant::now();
     encoder.encode(spec, &tiles, &mut states)?;
-    let started = Instant::now();
-    let mut batches = 0;
-    while started.elapsed() < Duration::from_secs_f64(seconds) {
+    let mut batches = 1;
+    if args.seconds > 0.0 {
+        (started, batches) = (Instant::now(), 0);
+    }
+    while started.elapsed() < Duration::from_secs_f64(args.seconds) {
         encoder.encode(spec, &tiles, &mut states)?;
         batches += 1;
     }

@@ -4,6 +4,7 @@
 mod bench;
 mod convert;
 mod eval;
+mod threads;
 mod ui;
 mod verify;
 
@@ -77,9 +78,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
-    if let Some(threads) = cli.threads {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
-    }
+    threads::set(cli.threads)?;
     match cli.command {
         Command::Convert(args) => convert::run(&args, ui),
         Command::Bench(bench) => bench::run(&bench, ui),

@@ -12,6 +12,7 @@ use crate::encode::TrellisSpec;
 pub struct Avx2(());
 
 const N: usize = 8;
+const SMALLEST_NORMAL: f32 = 1.0 / 16384.0;
 const TO_NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
 impl Avx2 {
@@ -141,13 +142,19 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn undecided(self, x: __m256) -> bool {
+    fn undecided<const M: usize>(self, xs: &[__m256; M]) -> bool {
         // SAFETY: see above.
         unsafe {
-            let low_bits = _mm256_slli_epi32::<19>(_mm256_castps_si256(x));
-            let tie = _mm256_castsi256_ps(_mm256_cmpeq_epi32(low_bits, _mm256_set1_epi32(i32::MIN)));
-            let tiny = _mm256_cmp_ps::<_CMP_LT_OQ>(x, _mm256_set1_ps(f32::from_bits(0x3880_0000)));
-            _mm256_movemask_ps(_mm256_or_ps(tie, tiny)) != 0
+            let half_way = _mm256_set1_epi32(i32::MIN);
+            let mut ties = _mm256_setzero_si256();
+            let mut least = xs[0];
+            for &x in xs {
+                let low_bits = _mm256_slli_epi32::<19>(_mm256_castps_si256(x));
+                ties = _mm256_or_si256(ties, _mm256_cmpeq_epi32(low_bits, half_way));
+                least = _mm256_min_ps(least, x);
+            }
+            let tiny = _mm256_cmp_ps::<_CMP_LT_OQ>(least, _mm256_set1_ps(SMALLEST_NORMAL));
+            _mm256_movemask_ps(_mm256_or_ps(_mm256_castsi256_ps(ties), tiny)) != 0
         }
     }
 }

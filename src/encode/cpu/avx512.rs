@@ -12,6 +12,7 @@ use crate::encode::TrellisSpec;
 pub struct Avx512(());
 
 const N: usize = 16;
+const SMALLEST_NORMAL: f32 = 1.0 / 16384.0;
 const TO_NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
 impl Avx512 {
@@ -134,13 +135,18 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn undecided(self, x: __m512) -> bool {
+    fn undecided<const M: usize>(self, xs: &[__m512; M]) -> bool {
         // SAFETY: see above.
         unsafe {
-            let low_bits = _mm512_slli_epi32::<19>(_mm512_castps_si512(x));
-            let tie = _mm512_cmpeq_epi32_mask(low_bits, _mm512_set1_epi32(i32::MIN));
-            let tiny = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, _mm512_set1_ps(f32::from_bits(0x3880_0000)));
-            (tie | tiny) != 0
+            let half_way = _mm512_set1_epi32(i32::MIN);
+            let mut ties = 0;
+            let mut least = xs[0];
+            for &x in xs {
+                let low_bits = _mm512_slli_epi32::<19>(_mm512_castps_si512(x));
+                ties |= _mm512_cmpeq_epi32_mask(low_bits, half_way);
+                least = _mm512_min_ps(least, x);
+            }
+            ties | _mm512_cmp_ps_mask::<_CMP_LT_OQ>(least, _mm512_set1_ps(SMALLEST_NORMAL)) != 0
         }
     }
 }

@@ -17,7 +17,7 @@ use super::lanes::Lanes;
 pub type Values = [f32; 65536];
 
 /// Vectors that are worked on at a time, so that their latencies overlap.
-const UNROLL: usize = 4;
+const UNROLL: usize = 8;
 /// [`Lanes::load_repeated`] reads whole vectors: room behind the last node.
 const SLACK: usize = 16;
 const INFINITE: u16 = 0x7c00;
@@ -58,32 +58,21 @@ pub fn encode_tile<L: Lanes>(
     }
     let weights = &weights[..len];
 
-    let free = Pass { roll: len / 2, start: None, keep_from: len / 2 - 1 };
-    forward(lanes, spec, values, weights, free, scratch);
-    let mut node = best_final_node(history_row(spec, free, &scratch.history, len - 1));
-    for i in (len / 2..len).rev() {
-        node = state_into(spec, values, weights, free, &scratch.history, i, node) >> spec.step(i + free.roll);
-    }
-
-    let closed = Pass { roll: 0, start: Some(node), keep_from: 0 };
-    forward(lanes, spec, values, weights, closed, scratch);
-    for i in (0..len).rev() {
-        let state = state_into(spec, values, weights, closed, &scratch.history, i, node);
-        states[i] = state as u16;
-        node = state >> spec.step(i);
+    // Pass 1 starts half way round the ring and finds where it closes; pass 2 starts there.
+    let mut pass = Pass { roll: len / 2, start: None, keep_from: len / 2 - 1 };
+    loop {
+        forward(lanes, spec, values, weights, pass, scratch);
+        let search = Search { spec, values, weights, pass, history: &scratch.history };
+        match pass.start {
+            None => pass = Pass { roll: 0, start: Some(search.closing_node()), keep_from: 0 },
+            Some(start) => return search.trace(start, states),
+        }
     }
 }
 
 /// Nodes behind the window of ring position `r`.
 fn nodes_after(spec: &TrellisSpec, r: usize) -> usize {
     1 << (16 - spec.step(r + 1))
-}
-
-/// Half bits of the costs after step `i`. Rows are as long as the widest step needs.
-fn history_row<'a>(spec: &TrellisSpec, pass: Pass, history: &'a [u16], i: usize) -> &'a [u16] {
-    let stride = 1 << (16 - spec.step(0));
-    let at = (i - pass.keep_from) * stride;
-    &history[at..at + nodes_after(spec, i + pass.roll)]
 }
 
 #[inline(always)]
@@ -155,33 +144,39 @@ fn step<L: Lanes, const KIN: u32, const KOUT: u32>(
     next: &mut [f32],
     row: &mut [u16],
 ) {
-    let nodes_in = 1usize << (16 - KIN);
+    let block = UNROLL * L::N;
     let nodes_out = 1usize << (16 - KOUT);
-    let previous = &previous[..nodes_in + SLACK];
     let next = &mut next[..nodes_out];
     let row = &mut row[..nodes_out];
     let weight = lanes.splat(w);
-    for e in (0..nodes_out).step_by(UNROLL * L::N) {
+    for e in (0..nodes_out).step_by(block) {
         let mut best = [lanes.splat(f32::INFINITY); UNROLL];
         for q in 0..1usize << KOUT {
-            let first = q << (16 - KOUT) | e;
+            let state = q << (16 - KOUT) | e;
+            let values = &values[state..state + block];
+            let previous = &previous[state >> KIN..(state >> KIN) + (block >> KIN) + L::N];
             for (v, best) in best.iter_mut().enumerate() {
-                let state = first + v * L::N;
-                let d = lanes.round_to_half(lanes.sub(lanes.load(values, state), weight));
-                let cost_in = lanes.load_repeated::<KIN>(previous, state >> KIN);
+                let d = lanes.round_to_half(lanes.sub(weight, lanes.load(values, v * L::N)));
+                // `state` is a multiple of the block, so no carry is lost.
+                let cost_in = lanes.load_repeated::<KIN>(previous, (v * L::N) >> KIN);
                 *best = lanes.min(*best, lanes.square_add(d, cost_in));
             }
         }
         for (v, &best) in best.iter().enumerate() {
-            let at = e + v * L::N;
-            let decided = if lanes.undecided(best) {
-                exact_costs::<L, KIN, KOUT>(lanes, values, weight, previous, at)
-            } else {
-                best
-            };
-            let cost = lanes.round_to_half(decided);
-            lanes.store(cost, next, at);
-            lanes.store_half(cost, row, at);
+            let cost = lanes.round_to_half(best);
+            lanes.store(cost, next, e + v * L::N);
+            lanes.store_half(cost, row, e + v * L::N);
+        }
+        if lanes.undecided(&best) {
+            for (v, best) in best.into_iter().enumerate() {
+                if lanes.undecided(&[best]) {
+                    let at = e + v * L::N;
+                    let exact = exact_costs::<L, KIN, KOUT>(lanes, values, weight, previous, at);
+                    let cost = lanes.round_to_half(exact);
+                    lanes.store(cost, next, at);
+                    lanes.store_half(cost, row, at);
+                }
+            }
         }
     }
 }
@@ -200,49 +195,78 @@ fn exact_costs<L: Lanes, const KIN: u32, const KOUT: u32>(
     let mut best = lanes.splat(f32::INFINITY);
     for q in 0..1usize << KOUT {
         let state = q << (16 - KOUT) | e;
-        let d = lanes.round_to_half(lanes.sub(lanes.load(values, state), weight));
+        let d = lanes.round_to_half(lanes.sub(weight, lanes.load(values, state)));
         let cost_in = lanes.load_repeated::<KIN>(previous, state >> KIN);
         best = lanes.min(best, lanes.square_add_to_odd(d, cost_in));
     }
     best
 }
 
-/// The state of step `i` on the cheapest path into `node`: the first candidate whose exact cost is
-/// the one that the forward pass found.
-fn state_into(
-    spec: &TrellisSpec,
-    values: &Values,
-    weights: &[f32],
+/// A finished forward pass, ready to be traced back.
+struct Search<'a> {
+    spec: &'a TrellisSpec,
+    values: &'a Values,
+    weights: &'a [f32],
     pass: Pass,
-    history: &[u16],
-    i: usize,
-    node: usize,
-) -> usize {
-    let r = (i + pass.roll) % spec.len();
-    let (kin, kout) = (spec.step(r), spec.step(r + 1));
-    let target = half_math::from_cost_bits(history_row(spec, pass, history, i)[node]);
-    // All candidates infinite: the first one stands.
-    if target == f32::INFINITY {
-        return node;
-    }
-    // The square before its rounding is off by at most 2^-10 of itself, and the cost is within
-    // 2^-11 of the target: farther candidates need no exact look.
-    let limit = target * (1.0 + 1.0 / 256.0) + 1e-6;
-    let previous = (i > 0).then(|| history_row(spec, pass, history, i - 1));
-    let cost_in = |node_in: usize| match (previous, pass.start) {
-        (Some(row), _) => half_math::from_cost_bits(row[node_in]),
-        (None, Some(start)) if node_in != start => f32::INFINITY,
-        (None, _) => 0.0,
-    };
-    (0..1usize << kout)
-        .map(|q| q << (16 - kout) | node)
-        .find(|&state| {
-            let cost_in = cost_in(state >> kin);
-            let rough = values[state] - weights[r];
-            rough * rough * (1.0 - 1.0 / 256.0) + cost_in <= limit
-                && half_math::square_add(half_math::sub(values[state], weights[r]), cost_in) == target
+    history: &'a [u16],
+}
+
+impl Search<'_> {
+    /// Where the ring closes: the node that the best path of pass 1 has at ring position 0.
+    fn closing_node(&self) -> usize {
+        let len = self.spec.len();
+        (len / 2..len).rev().fold(best_final_node(self.costs_after(len - 1)), |node, i| {
+            self.state_into(i, node) >> self.spec.step(i + self.pass.roll)
         })
-        .expect("a cost of the forward pass comes from one of its candidates")
+    }
+
+    /// The states of pass 2, from its last step back to its first.
+    fn trace(&self, start: usize, states: &mut [u16]) {
+        let mut node = start;
+        for i in (0..self.spec.len()).rev() {
+            let state = self.state_into(i, node);
+            states[i] = state as u16;
+            node = state >> self.spec.step(i);
+        }
+    }
+
+    /// Half bits of the costs after step `i`. Rows are as long as the widest step needs.
+    fn costs_after(&self, i: usize) -> &[u16] {
+        let stride = 1 << (16 - self.spec.step(0));
+        let at = (i - self.pass.keep_from) * stride;
+        &self.history[at..at + nodes_after(self.spec, i + self.pass.roll)]
+    }
+
+    /// The state of step `i` on the cheapest path into `node`: the first candidate whose exact cost
+    /// is the one that the forward pass found.
+    fn state_into(&self, i: usize, node: usize) -> usize {
+        let r = (i + self.pass.roll) % self.spec.len();
+        let (kin, kout) = (self.spec.step(r), self.spec.step(r + 1));
+        let target = half_math::from_cost_bits(self.costs_after(i)[node]);
+        // All candidates infinite: the first one stands.
+        if target == f32::INFINITY {
+            return node;
+        }
+        // The square before its rounding is off by at most 2^-10 of itself, and the cost is within
+        // 2^-11 of the target: farther candidates need no exact look.
+        let limit = target * (1.0 + 1.0 / 256.0) + 1e-6;
+        let previous = (i > 0).then(|| self.costs_after(i - 1));
+        let cost_in = |node_in: usize| match (previous, self.pass.start) {
+            (Some(row), _) => half_math::from_cost_bits(row[node_in]),
+            (None, Some(start)) if node_in != start => f32::INFINITY,
+            (None, _) => 0.0,
+        };
+        (0..1usize << kout)
+            .map(|q| q << (16 - kout) | node)
+            .find(|&state| {
+                let cost_in = cost_in(state >> kin);
+                let rough = self.values[state] - self.weights[r];
+                rough * rough * (1.0 - 1.0 / 256.0) + cost_in <= limit
+                    && half_math::square_add(half_math::sub(self.values[state], self.weights[r]), cost_in)
+                        == target
+            })
+            .expect("a cost of the forward pass comes from one of its candidates")
+    }
 }
 
 /// The cheapest final node in the encoder's tie order; node 0 if every cost is infinite.

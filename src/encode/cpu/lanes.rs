@@ -23,7 +23,7 @@ pub trait Lanes: Copy + Send + Sync {
     fn round_to_half(self, x: Self::V) -> Self::V;
     /// Stores the bits of half-valued lanes.
     fn store_half(self, x: Self::V, dst: &mut [u16], at: usize);
-    /// Whether a lane lies half way between two halves, or below the smallest normal half: there
-    /// the value rounded to f32 does not tell how the exact one rounds.
-    fn undecided(self, x: Self::V) -> bool;
+    /// Whether a lane of any of `xs` lies half way between two halves, or below the smallest normal
+    /// half: there the value rounded to f32 does not tell how the exact one rounds.
+    fn undecided<const M: usize>(self, xs: &[Self::V; M]) -> bool;
 }

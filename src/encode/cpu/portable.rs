@@ -3,11 +3,11 @@
 use super::lanes::Lanes;
 use crate::encode::half_math;
 
-/// Eight f32 lanes without special instructions.
+/// Four f32 lanes without special instructions.
 #[derive(Clone, Copy)]
 pub struct Portable;
 
-const N: usize = 8;
+const N: usize = 4;
 
 /// Smallest normal half.
 const SMALLEST_NORMAL: f32 = 1.0 / 16384.0;
@@ -71,7 +71,8 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn undecided(self, x: Self::V) -> bool {
-        x.iter().any(|x| x.to_bits() << 19 == 1 << 31 || *x < SMALLEST_NORMAL)
+    fn undecided<const M: usize>(self, xs: &[Self::V; M]) -> bool {
+        let flag = |x: f32| (x.to_bits() << 19 == 1 << 31) | (x < SMALLEST_NORMAL);
+        xs.iter().flatten().fold(false, |any, &x| any | flag(x))
     }
 }
