@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::Instant;
 
 use crate::base;
 use crate::support::program::{
@@ -106,23 +106,28 @@ fn a_full_disk_is_said_with_what_is_needed_and_resumed() {
 #[test]
 fn killed_at_random_moments() {
     let dir = tempfile::tempdir().unwrap();
-    for share in [0.04, 0.35, 1.1, 0.2] {
-        kill_after(&mut base().command(dir.path()), base().duration.mul_f64(share));
+    for share in [0.04, 0.35, 0.93, 0.08] {
+        let killed = kill_after(&mut base().command(dir.path()), base().duration.mul_f64(share));
+        println!("{share} of a run: {}", if killed { "killed" } else { "it was done before" });
         base().assert_nothing_or_all(dir.path(), &format!("{share} of a run"));
     }
     Run::of(&mut base().command(dir.path())).expect(0);
     base().assert_done(dir.path(), "four kills");
 }
 
-/// `SIGKILL` while the bundle is put together.
+/// `SIGKILL` while the bundle is put together, at moments spread over the time that takes.
 #[test]
 fn killed_at_random_moments_of_finishing() {
-    let mut seed = 11u64;
-    for _ in 0..12 {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let delay = Duration::from_micros(5_000 + (seed >> 33) % 150_000);
+    const KILLS: u32 = 16;
+    let dir = base().after_head();
+    let started = Instant::now();
+    Run::of(&mut base().command(dir.path())).expect(0);
+    let duration = started.elapsed();
+    for kill in 1..=KILLS {
         let dir = base().after_head();
-        kill_after(&mut base().command(dir.path()), delay);
+        let delay = duration * kill / KILLS;
+        let killed = kill_after(&mut base().command(dir.path()), delay);
+        println!("{delay:?}: {}", if killed { "killed" } else { "it was done before" });
         base().assert_nothing_or_all(dir.path(), &format!("{delay:?}"));
         Run::of(&mut base().command(dir.path())).expect(0);
         base().assert_done(dir.path(), &format!("{delay:?}"));
