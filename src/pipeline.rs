@@ -47,6 +47,16 @@ pub enum PipelineError {
     LongRows { expected: usize, found: usize },
 }
 
+impl PipelineError {
+    /// What the user can do about it, where that is not obvious.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Bundle(error) | Self::Capture(CaptureError::Bundle(error)) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
 /// Everything a conversion needs.
 pub struct Job<'a> {
     pub checkpoint: &'a Checkpoint,
@@ -93,6 +103,7 @@ pub struct Conversion {
 pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, PipelineError> {
     let started = Instant::now();
     check_rows(job)?;
+    bundle::check_apart(job.checkpoint.dir(), &job.out, &job.work)?;
     let spec = JobSpec {
         out: job.out.clone(),
         work: job.work.clone(),

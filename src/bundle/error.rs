@@ -20,6 +20,12 @@ pub enum BundleError {
 
     #[error("{} cannot be an output folder: it has no name or coincides with the work folder", path.display())]
     OutputPath { path: PathBuf },
+    #[error(
+        "{} cannot be used: it coincides with the source folder {}, lies in it, or holds it",
+        dir.display(),
+        source_dir.display()
+    )]
+    SourceInTheWay { dir: PathBuf, source_dir: PathBuf },
     #[error("output folder {} already holds \"{file}\"", dir.display())]
     OutputOccupied { dir: PathBuf, file: String },
     #[error("{} holds a bundle made with another {field}: expected {expected}, found {found}", dir.display())]
@@ -79,6 +85,7 @@ impl BundleError {
             Self::OutputOccupied { .. } | Self::OutputDiffers { .. } => {
                 "choose another output folder, or replace this one with --overwrite"
             }
+            Self::SourceInTheWay { .. } => "choose another output or work folder",
             Self::ForeignFile { .. } => "move that file away, or choose another output folder",
             Self::RecipeChanged { .. } => {
                 "restore the earlier setting, start over with --overwrite, or use another --work folder"

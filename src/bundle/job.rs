@@ -47,6 +47,30 @@ impl Paths {
     }
 }
 
+/// Checks that no folder of a job coincides with its source, lies inside it, or holds it: those
+/// folders are cleared and replaced.
+pub fn check_apart(source: &Path, out: &Path, work: &Path) -> Result<(), BundleError> {
+    let paths = Paths::new(out, work)?;
+    let source = resolved(source)?;
+    for dir in [&paths.out, &paths.work, &paths.partial, &paths.replaced] {
+        let found = resolved(dir)?;
+        if found.starts_with(&source) || source.starts_with(&found) {
+            return Err(BundleError::SourceInTheWay { dir: dir.clone(), source_dir: source });
+        }
+    }
+    Ok(())
+}
+
+/// `path` without links and dots, as far as it exists.
+fn resolved(path: &Path) -> Result<PathBuf, BundleError> {
+    let path = std::path::absolute(path).map_err(BundleError::io("find", path))?;
+    let existing = path.ancestors().find_map(|dir| Some((dir, dir.canonicalize().ok()?)));
+    Ok(match existing {
+        Some((dir, real)) => real.join(path.strip_prefix(dir).unwrap_or(Path::new(""))),
+        None => path,
+    })
+}
+
 /// `OUT.work`, beside the output folder.
 pub fn default_work_dir(out: &Path) -> PathBuf {
     sibling(out, ".work").unwrap_or_else(|| out.join(".work"))

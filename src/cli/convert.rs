@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use exl3_candle::bundle::{Overwrite, default_work_dir};
+use exl3_candle::bundle::{self, Overwrite, default_work_dir};
 use exl3_candle::corpus::{self, Corpus, Shape};
 use exl3_candle::encode::Cpu;
 use exl3_candle::format::{Bits, Codebook};
@@ -109,6 +109,8 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
 
 pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     let checkpoint = source::open(&args.source)?;
+    let work = args.work.clone().unwrap_or_else(|| default_work_dir(&args.output));
+    bundle::check_apart(&args.source, &args.output, &work)?;
     let model = Model::from_config(checkpoint.config())?;
     let recipe = Recipe {
         bits: args.bits,
@@ -132,7 +134,7 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
         source_sha256,
         tokenizer_sha256: tokenizer_sha256(&args.source)?,
         out: args.output.clone(),
-        work: args.work.clone().unwrap_or_else(|| default_work_dir(&args.output)),
+        work,
         overwrite: if args.overwrite { Overwrite::Replace } else { Overwrite::Refuse },
         shard_bytes: args.shard_size,
     };

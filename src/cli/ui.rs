@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 use exl3_candle::bundle::BundleError;
+use exl3_candle::pipeline::PipelineError;
 use serde::Serialize;
 
 /// Where output goes and in which form.
@@ -42,8 +43,12 @@ impl Ui {
         for cause in error.chain().skip(1) {
             text.push_str(&format!("\n  caused by: {cause}"));
         }
-        let bundle_error = error.chain().find_map(|cause| cause.downcast_ref::<BundleError>());
-        if let Some(hint) = bundle_error.and_then(BundleError::hint) {
+        // An error that wraps another transparently hides it from the chain.
+        let hint = error.chain().find_map(|cause| match cause.downcast_ref::<PipelineError>() {
+            Some(error) => error.hint(),
+            None => cause.downcast_ref::<BundleError>().and_then(BundleError::hint),
+        });
+        if let Some(hint) = hint {
             text.push_str(&format!("\nhint: {hint}"));
         }
         self.note(&text);

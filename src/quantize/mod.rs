@@ -25,6 +25,7 @@ pub use hessian::{Calibrated, Calibration, DAMPING, Hessian, Uncalibrated};
 pub use ldlq::{Encoded, ldlq};
 pub use metrics::{Errors, output_error};
 pub use refit::refit;
+use regularize::largest;
 pub use regularize::{OutScales, Regularized, out_scales_ratio, regularize};
 pub use scale::{ScaleSearch, search as search_scale};
 
@@ -161,14 +162,15 @@ impl Quantizer<'_> {
             let scales = refit(&linear.weight, q, &calibrated.damped);
             prepared.rescale(&scales.rows, &scales.columns);
         }
+        prepared.balance();
         let (bits, codebook) = (self.spec.bits(), self.spec.codebook());
         let trellis = encoded.states.chunks_exact(TILE_LEN).flat_map(|tile| pack(tile, bits)).collect();
         let stored = QuantizedLinear {
             bits,
             codebook,
             trellis,
-            suh: halves(&linear.key, "an input scale", &prepared.su)?,
-            svh: halves(&linear.key, "an output scale", &prepared.sv)?,
+            suh: scales(&linear.key, "an input scale", &prepared.su)?,
+            svh: scales(&linear.key, "an output scale", &prepared.sv)?,
             bias: linear.bias.map(|bias| halves(&linear.key, "a bias", &bias)).transpose()?,
             key: linear.key,
         };
@@ -182,6 +184,16 @@ impl Quantizer<'_> {
         };
         Ok(Quantized { linear: stored, metrics })
     }
+}
+
+/// [`halves`] of scales. Single ones may vanish, as those of dead channels do, but if the largest
+/// is subnormal, all of them have lost their precision.
+fn scales(key: &str, what: &'static str, values: &[f32]) -> Result<Vec<f16>, QuantizeError> {
+    let value = largest(values);
+    if value > 0.0 && value < f16::MIN_POSITIVE.to_f32() {
+        return Err(QuantizeError::ScaleRange { key: key.to_owned(), what, value });
+    }
+    halves(key, what, values)
 }
 
 fn halves(key: &str, what: &'static str, values: &[f32]) -> Result<Vec<f16>, QuantizeError> {

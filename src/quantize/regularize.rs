@@ -27,6 +27,10 @@ const ZERO_DIVISOR: f32 = 0.1;
 /// Predicted loss with output scales, relative to without, above which `auto` leaves them off.
 const MAX_RATIO: f64 = 1.05;
 
+/// Largest magnitudes of a side's scales that a half holds well: those below are subnormal or
+/// close to it.
+const COMFORTABLE: std::ops::Range<f32> = 1.220_703_1e-4..32_768.0;
+
 /// Whether each output channel gets a scale of its own before quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutScales {
@@ -111,11 +115,28 @@ impl Regularized {
         self.g *= g;
     }
 
+    /// Moves a power of two between input and output scales where one side is too large or too
+    /// small for a half and the other has room. Their product, the weight, stays as it is.
+    pub fn balance(&mut self) {
+        let (input, output) = (largest(&self.su), largest(&self.sv));
+        if input == 0.0 || output == 0.0 || [input, output].iter().all(|max| COMFORTABLE.contains(max)) {
+            return;
+        }
+        let shift = ((input.log2() - output.log2()) / 2.0).round().exp2();
+        self.su.iter_mut().for_each(|v| *v /= shift);
+        self.sv.iter_mut().for_each(|v| *v *= shift);
+    }
+
     /// Multiplies the stored scales.
     pub fn rescale(&mut self, rows: &[f32], columns: &[f32]) {
         self.su.iter_mut().zip(rows).for_each(|(su, r)| *su *= r);
         self.sv.iter_mut().zip(columns).for_each(|(sv, c)| *sv *= c);
     }
+}
+
+/// Largest magnitude.
+pub(super) fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0f32, |max, v| max.max(v.abs()))
 }
 
 /// Regularizes `weight: [k, n]` with the random signs `su: [k]` and `sv: [n]`, up to the global

@@ -1,6 +1,9 @@
 //! What several test files need.
 #![allow(dead_code)] // every test binary uses its own part
 
+pub mod checkpoint;
+pub mod program;
+
 use std::path::PathBuf;
 
 use safetensors::SafeTensors;
