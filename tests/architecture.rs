@@ -21,9 +21,6 @@ const BINARY: &str = "cli";
 const UNSAFE_FILES: &[&str] =
     &["cli/threads.rs", "linalg/gemm.rs", "source/mmap.rs", "encode/cpu/avx2.rs", "encode/cpu/avx512.rs"];
 
-/// May read one variable: where tests stop a run.
-const ENVIRONMENT_FILES: &[&str] = &["bundle/durable.rs"];
-
 const PRINTING: &[&str] = &["print", "println", "eprint", "eprintln", "dbg"];
 const ENVIRONMENT: &[&str] =
     &["var", "var_os", "vars", "vars_os", "args", "args_os", "set_var", "remove_var"];
@@ -133,7 +130,7 @@ fn library_manners(file: &str, tokens: &[&str]) -> Vec<String> {
     for window in tokens.windows(4) {
         match window {
             [name, "!", ..] if PRINTING.contains(name) => found.push(format!("{name}! in the library")),
-            ["env", ":", ":", name] if ENVIRONMENT.contains(name) && !ENVIRONMENT_FILES.contains(&file) => {
+            ["env", ":", ":", name] if ENVIRONMENT.contains(name) => {
                 found.push(format!("env::{name} in the library"));
             }
             [".", "unwrap", "(", ")"] => found.push("unwrap() outside tests".into()),

@@ -80,7 +80,7 @@ impl FromStr for Bits {
 
 impl fmt::Display for Bits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.as_f64())
+        f.pad(&self.as_f64().to_string())
     }
 }
 
