@@ -122,7 +122,7 @@ fn check(file: &str, source: &str) -> Vec<String> {
 }
 
 /// What the library must leave to the binary or to its callers.
-fn library_manners(file: &str, tokens: &[&str]) -> Vec<String> {
+fn library_manners(tokens: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     if tokens.contains(&"exl3_candle") {
         found.push("the library names itself by its public name".into());

@@ -4,10 +4,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::base;
+use crate::support::checkpoint::TestLlama;
 use crate::support::program::{
-    ABORT_AT, FULL_AT, Run, damage, edit_file, interrupt, kill_after, names, program, start_until,
+    ABORT_AT, FULL_AT, Run, copy_dir, damage, edit_file, hashes, interrupt, kill_after, names, program,
+    start_until,
 };
+use crate::{STEPS_OF_LAYER, base};
 
 /// Kills the job in `dir` at each of `steps` in turn, each time from where the last kill left it.
 fn strike(dir: &Path, steps: impl IntoIterator<Item = u64>) {
@@ -146,6 +148,32 @@ fn an_interrupt_ends_with_130_and_a_word_on_how_to_go_on() {
     let again = Run::of(&mut base().command(dir.path())).expect(0);
     again.says(&["1 of them done before"]);
     base().assert_done(dir.path(), "interrupted");
+}
+
+/// Killed inside the second layer: with the states in front of it on disk, and without them, when
+/// they are made again by running the first layer as it was written.
+#[test]
+fn killed_between_layers() {
+    let source = tempfile::tempdir().unwrap();
+    TestLlama { layers: 2, ..TestLlama::nano() }.write(source.path());
+    let job = |dir: &Path| crate::command(source.path(), dir);
+    let whole = tempfile::tempdir().unwrap();
+    Run::of(&mut job(whole.path())).expect(0);
+    let expected = hashes(&whole.path().join("out"));
+
+    let dir = tempfile::tempdir().unwrap();
+    let in_second_layer = STEPS_OF_LAYER + 2;
+    let run = Run::of(job(dir.path()).env(ABORT_AT, in_second_layer.to_string()));
+    assert!(run.aborted(), "{}", run.stderr);
+    let states = "out.work/states-00001.safetensors";
+    let without_states = tempfile::tempdir().unwrap();
+    copy_dir(dir.path(), without_states.path());
+    std::fs::remove_file(without_states.path().join(states)).unwrap();
+    for dir in [dir, without_states] {
+        let run = Run::of(&mut job(dir.path())).expect(0);
+        run.says(&["1 of them done before"]);
+        assert_eq!(hashes(&dir.path().join("out")), expected);
+    }
 }
 
 #[test]

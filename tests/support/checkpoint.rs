@@ -20,9 +20,10 @@ pub enum Head {
     TiedAndStored,
 }
 
-/// A Llama of one layer, as small as the format allows.
+/// A Llama as small as the format allows.
 #[derive(Clone)]
 pub struct TestLlama {
+    pub layers: usize,
     pub hidden: usize,
     pub intermediate: usize,
     pub vocab: usize,
@@ -45,6 +46,7 @@ const HEAD_DIM: usize = 64;
 impl TestLlama {
     pub fn nano() -> Self {
         Self {
+            layers: 1,
             hidden: 128,
             intermediate: 128,
             vocab: 128,
@@ -90,7 +92,7 @@ impl TestLlama {
             "mlp_bias": self.biases,
             "model_type": "llama",
             "num_attention_heads": self.heads,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self.layers,
             "num_key_value_heads": 1,
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
@@ -119,22 +121,24 @@ impl TestLlama {
         let embedding = if self.head == Head::Own { 1.0 } else { 2.0 / (hidden as f32).sqrt() };
         put("model.embed_tokens.weight".into(), &[self.vocab, hidden], 0.0, embedding);
         put("model.norm.weight".into(), &[hidden], 1.0, 0.1);
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            put(format!("model.layers.0.{norm}.weight"), &[hidden], 1.0, 0.1);
-        }
-        for (module, n, k) in [
-            ("self_attn.q_proj", attention, hidden),
-            ("self_attn.k_proj", HEAD_DIM, hidden),
-            ("self_attn.v_proj", HEAD_DIM, hidden),
-            ("self_attn.o_proj", hidden, attention),
-            ("mlp.gate_proj", inner, hidden),
-            ("mlp.up_proj", inner, hidden),
-            ("mlp.down_proj", hidden, inner),
-        ] {
-            let key = format!("model.layers.0.{module}");
-            put(format!("{key}.weight"), &[n, k], 0.0, self.gain / (k as f32).sqrt());
-            if self.biases {
-                put(format!("{key}.bias"), &[n], 0.0, 0.5);
+        for layer in (0..self.layers).map(|i| format!("model.layers.{i}")) {
+            for norm in ["input_layernorm", "post_attention_layernorm"] {
+                put(format!("{layer}.{norm}.weight"), &[hidden], 1.0, 0.1);
+            }
+            for (module, n, k) in [
+                ("self_attn.q_proj", attention, hidden),
+                ("self_attn.k_proj", HEAD_DIM, hidden),
+                ("self_attn.v_proj", HEAD_DIM, hidden),
+                ("self_attn.o_proj", hidden, attention),
+                ("mlp.gate_proj", inner, hidden),
+                ("mlp.up_proj", inner, hidden),
+                ("mlp.down_proj", hidden, inner),
+            ] {
+                let key = format!("{layer}.{module}");
+                put(format!("{key}.weight"), &[n, k], 0.0, self.gain / (k as f32).sqrt());
+                if self.biases {
+                    put(format!("{key}.bias"), &[n], 0.0, 0.5);
+                }
             }
         }
         if self.head == Head::Own {
