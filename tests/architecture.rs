@@ -116,7 +116,7 @@ fn check(file: &str, source: &str) -> Vec<String> {
         found.push("unsafe code outside the listed files".into());
     }
     if !binary {
-        found.extend(library_manners(file, &product));
+        found.extend(library_manners(&product));
     }
     found.into_iter().map(|what| format!("src/{file}: {what}")).collect()
 }
