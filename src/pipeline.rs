@@ -118,6 +118,7 @@ pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, Pipeli
     let run = Run { job, encoder: &encoder, observer };
     let resumed_units = writer.committed();
     run.announce(&writer);
+    run.warn_about_short_calibration();
     let peaks = run.units(&mut writer)?;
     observer.event(Event::Finishing);
     let bundle = writer.finish(content(job))?;
@@ -190,6 +191,20 @@ impl Run<'_> {
             weights: weights(units),
             committed_weights: weights(&units[..writer.committed()]),
         });
+    }
+
+    /// With fewer tokens than an input has channels, its Hessian is known in a few directions only.
+    fn warn_about_short_calibration(&self) {
+        let shape = self.job.corpus.shape();
+        let tokens = shape.rows * shape.cols;
+        let linears = self.job.plan.units.iter().flat_map(|u| &u.groups).flat_map(|g| &g.linears);
+        let widest = linears.map(|linear| linear.k).max().unwrap_or(0);
+        if tokens < widest {
+            self.warn(&format!(
+                "{tokens} calibration tokens are fewer than the {widest} inputs of the widest linear; \
+                 expect a worse result than with more rows or columns"
+            ));
+        }
     }
 
     /// Every unit that is not committed yet.

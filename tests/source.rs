@@ -166,7 +166,7 @@ const BROKEN_FILES: &[(&str, Damage, &[&str])] = &[
         |d| [INDEX, FIRST, SECOND].iter().for_each(|file| fs::remove_file(d.join(file)).unwrap()),
         &["holds no safetensors file"],
     ),
-    ("no config", |d| fs::remove_file(d.join("config.json")).unwrap(), &["cannot read", "config.json"]),
+    ("no config", |d| fs::remove_file(d.join("config.json")).unwrap(), &["is no folder with a config.json"]),
     (
         "a config that is no JSON",
         |d| fs::write(d.join("config.json"), "nope").unwrap(),
@@ -265,6 +265,17 @@ fn all_problems_of_the_tensors_are_told_at_once() {
         text.contains("\"model.layers.0.input_layernorm.weight\": expected BF16/F16/F32 [128], found I16")
     );
     assert!(text.contains(&dir.path().display().to_string()));
+}
+
+/// A list of what a billion layers lack would not fit into memory.
+#[test]
+fn more_layers_than_tensors_are_one_error() {
+    let checkpoint = source::open(&fixture("micro-llama")).unwrap();
+    let mut config = checkpoint.config().clone();
+    config["num_hidden_layers"] = json!(1_000_000_000);
+    let text = told(&Model::from_config(&config).unwrap().check(&checkpoint).unwrap_err());
+    assert!(text.contains("num_hidden_layers: expected no more than the 21 tensors in"), "{text}");
+    assert!(text.ends_with("found 1000000000"), "{text}");
 }
 
 /// An index of what the shards hold.

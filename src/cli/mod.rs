@@ -8,6 +8,7 @@ mod threads;
 mod ui;
 mod verify;
 
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -48,7 +49,7 @@ struct Cli {
     json: bool,
     /// Threads to use [default: all cores]
     #[arg(long, global = true, value_name = "N")]
-    threads: Option<usize>,
+    threads: Option<NonZeroUsize>,
     #[command(subcommand)]
     command: Command,
 }

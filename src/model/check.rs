@@ -53,6 +53,16 @@ fn head_weight(model: &Model) -> (String, Vec<usize>) {
 }
 
 pub(super) fn check(model: &Model, checkpoint: &Checkpoint) -> Result<(), ModelError> {
+    // Every layer has tensors of its own: a config that claims more layers than there are tensors
+    // is not worth a list of what is missing, which could be of any length.
+    let tensors = checkpoint.keys().count();
+    if model.layer_count() > tensors {
+        return Err(ModelError::Field {
+            field: "num_hidden_layers".to_owned(),
+            expected: format!("no more than the {tensors} tensors in {}", checkpoint.dir().display()),
+            found: model.layer_count().to_string(),
+        });
+    }
     let mut expected = expected_tensors(model);
     let (head, head_shape) = head_weight(model);
     if model.tied_head() && checkpoint.get(&head).is_some() {

@@ -27,7 +27,11 @@ pub struct Checkpoint {
 /// # Errors
 /// Every disagreement between index, headers and files, with the file named.
 pub fn open(dir: &Path) -> Result<Checkpoint, SourceError> {
-    let (config_bytes, config) = read_json(&dir.join("config.json"))?;
+    let config = dir.join("config.json");
+    if !config.is_file() {
+        return Err(SourceError::NoConfig { dir: dir.to_owned() });
+    }
+    let (config_bytes, config) = read_json(&config)?;
     let mut shards = Vec::new();
     let mut tensors = BTreeMap::new();
     for (path, expected) in shard_files(dir)? {

@@ -25,6 +25,8 @@ pub use tensor::TensorRef;
 pub enum SourceError {
     #[error("cannot read {}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
+    #[error("{} is no folder with a config.json; expected the folder of a Hugging Face model", dir.display())]
+    NoConfig { dir: PathBuf },
     #[error("{} is not valid JSON", path.display())]
     Json { path: PathBuf, source: serde_json::Error },
     #[error("{}: expected {expected}, found {found}", path.display())]

@@ -144,8 +144,8 @@ fn a_bundle_is_no_source() {
 #[test]
 fn folders_and_files_that_are_not_there() {
     let dir = tempfile::tempdir().unwrap();
-    refused(dir.path(), |_| {}, &["source", "cannot read"]);
-    refused_source(|source| fs::create_dir(source).unwrap(), &["source/config.json"]);
+    refused(dir.path(), |_| {}, &["source is no folder with a config.json"]);
+    refused_source(|source| fs::create_dir(source).unwrap(), &["source is no folder with a config.json"]);
     refused_source(
         |source| {
             TestLlama::nano().write(source);

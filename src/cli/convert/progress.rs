@@ -1,12 +1,16 @@
 //! Progress of a conversion on stderr: a line per tensor, and a bar where there is a terminal.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use exl3_candle::encode::TileEncoder;
 use exl3_candle::progress::{Event, Observer, TensorDone};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::Ui;
+
+/// A tensor takes minutes in a large model: the elapsed time shows that there is life.
+const TICK: Duration = Duration::from_millis(500);
 
 pub struct Progress<'a> {
     ui: &'a Ui,
@@ -22,6 +26,9 @@ impl<'a> Progress<'a> {
         let bar = ProgressBar::with_draw_target(Some(1), target);
         let style = ProgressStyle::with_template("{msg} [{wide_bar}] {percent}% {elapsed} + {eta}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+        if ui.is_live() {
+            bar.enable_steady_tick(TICK);
+        }
         Self { ui, encoder: encoder.name(), bar, units: Cell::new(0) }
     }
 
