@@ -26,6 +26,10 @@ pub enum BundleError {
         source_dir.display()
     )]
     SourceInTheWay { dir: PathBuf, source_dir: PathBuf },
+    #[error("{} is a link to nothing", path.display())]
+    DanglingLink { path: PathBuf, source: io::Error },
+    #[error("{} cannot be written into, so {} cannot appear there", dir.display(), out.display())]
+    NotWritable { dir: PathBuf, out: PathBuf, source: io::Error },
     #[error("output folder {} already holds \"{file}\"", dir.display())]
     OutputOccupied { dir: PathBuf, file: String },
     #[error("{} holds a bundle made with another {field}: expected {expected}, found {found}", dir.display())]
@@ -85,6 +89,9 @@ impl BundleError {
             Self::OutputOccupied { .. } | Self::OutputDiffers { .. } => {
                 "choose another output folder, or replace this one with --overwrite"
             }
+            Self::DanglingLink { .. } => "remove the link, or create the folder that it points to",
+            Self::NotWritable { .. } => "choose another output folder",
+            Self::Busy { .. } => "wait until it is done, or choose another output folder",
             Self::SourceInTheWay { .. } => "choose another output or work folder",
             Self::ForeignFile { .. } => "move that file away, or choose another output folder",
             Self::RecipeChanged { .. } => {

@@ -4,6 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Access;
 use serde_json::{Map, Value};
 
 use super::companions::{self, is_bundle_file};
@@ -36,7 +37,7 @@ pub(super) struct Paths {
 impl Paths {
     fn new(out: &Path, work: &Path) -> Result<Self, BundleError> {
         let absolute = |path: &Path| std::path::absolute(path).map_err(BundleError::io("find", path));
-        let (out, work) = (absolute(out)?, absolute(work)?);
+        let (out, work) = (followed(&absolute(out)?)?, absolute(work)?);
         let refused = || BundleError::OutputPath { path: out.clone() };
         let beside = |suffix| sibling(&out, suffix).ok_or_else(refused);
         let (partial, replaced) = (beside(".partial")?, beside(".replaced")?);
@@ -59,6 +60,29 @@ pub fn check_apart(source: &Path, out: &Path, work: &Path) -> Result<(), BundleE
         }
     }
     Ok(())
+}
+
+/// The folder that a link stands for: bundles are put together beside their folder and renamed,
+/// which would replace the link itself.
+fn followed(out: &Path) -> Result<PathBuf, BundleError> {
+    // Without a trailing slash, which would look behind the link.
+    let out: PathBuf = out.components().collect();
+    if !out.is_symlink() {
+        return Ok(out);
+    }
+    out.canonicalize().map_err(|source| BundleError::DanglingLink { path: out, source })
+}
+
+/// Checks before any work that the bundle can be put beside the output folder in the end. What does
+/// not exist yet will be created.
+fn check_writable(out: &Path) -> Result<(), BundleError> {
+    let Some(dir) = out.ancestors().skip(1).find(|dir| dir.exists()) else { return Ok(()) };
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let access = match dir.is_dir() {
+        true => rustix::fs::access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(io::Error::from),
+        false => Err(io::ErrorKind::NotADirectory.into()),
+    };
+    access.map_err(|source| BundleError::NotWritable { dir: dir.to_owned(), out: out.to_owned(), source })
 }
 
 /// `path` without links and dots, as far as it exists.
@@ -96,6 +120,7 @@ pub fn open_job(spec: JobSpec) -> Result<Opened, BundleError> {
         }
         return Ok(Opened::AlreadyDone(paths.out));
     }
+    check_writable(&paths.out)?;
     fs::create_dir_all(&paths.work).map_err(BundleError::io("create", &paths.work))?;
     let lock = lock(&paths.work)?;
     let journal_path = paths.work.join(JOURNAL);

@@ -1,6 +1,7 @@
 //! `bench encoder`: tiles per second, per bit rate and backend.
 
-use std::time::{Duration, Instant};
+use std::num::NonZeroUsize;
+use std::time::Instant;
 
 use clap::{Args, Subcommand};
 use exl3_candle::encode::{Cpu, Scalar, SimdLevel, TileEncoder, TrellisSpec};
@@ -8,7 +9,7 @@ use exl3_candle::format::{Bits, Codebook, TILE_LEN};
 use exl3_candle::linalg::Rng;
 use serde::Serialize;
 
-use super::{Status, Ui};
+use super::{Status, Ui, values};
 
 #[derive(Subcommand)]
 pub enum Bench {
@@ -27,10 +28,10 @@ pub struct EncoderArgs {
     #[arg(long, value_delimiter = ',')]
     backend: Vec<String>,
     /// Tiles of a batch [default: 64 per thread, 4 for the scalar encoder]
-    #[arg(long)]
-    tiles: Option<usize>,
+    #[arg(long, allow_negative_numbers = true, value_parser = values::count)]
+    tiles: Option<NonZeroUsize>,
     /// Least time per measurement, after one batch to warm up; 0 encodes that batch only
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true, value_parser = values::amount)]
     seconds: f64,
 }
 
@@ -92,7 +93,7 @@ fn chosen_encoders(names: &[String]) -> anyhow::Result<Vec<Box<dyn TileEncoder>>
 /// Tiles per second over whole batches, after one batch to warm up; and the error on N(0, 1).
 fn measure(encoder: &dyn TileEncoder, spec: &TrellisSpec, args: &EncoderArgs) -> anyhow::Result<(f64, f64)> {
     let per_thread = if encoder.name() == Scalar.name() { 4 } else { 64 };
-    let batch = args.tiles.unwrap_or(per_thread * rayon::current_num_threads());
+    let batch = args.tiles.map_or(per_thread * rayon::current_num_threads(), NonZeroUsize::get);
     let mut rng = Rng::new(0, "bench");
     let tiles: Vec<f32> = (0..batch * spec.len()).map(|_| rng.normal()).collect();
     let mut states = vec![0u16; tiles.len()];
@@ -102,7 +103,7 @@ fn measure(encoder: &dyn TileEncoder, spec: &TrellisSpec, args: &EncoderArgs) ->
     if args.seconds > 0.0 {
         (started, batches) = (Instant::now(), 0);
     }
-    while started.elapsed() < Duration::from_secs_f64(args.seconds) {
+    while started.elapsed().as_secs_f64() < args.seconds {
         encoder.encode(spec, &tiles, &mut states)?;
         batches += 1;
     }

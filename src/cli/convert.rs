@@ -19,7 +19,7 @@ use exl3_candle::source::{self, Checkpoint};
 use exl3_candle::verify;
 use sha2::{Digest, Sha256};
 
-use super::{Status, Ui};
+use super::{Status, Ui, values};
 use output::Report;
 use progress::Progress;
 
@@ -40,7 +40,7 @@ pub struct ConvertArgs {
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Bits per weight: 1 to 8, 1.5, 2.5 or 3.5
-    #[arg(short, long)]
+    #[arg(short, long, allow_negative_numbers = true)]
     bits: Bits,
     /// Bits per weight of the head; 16 leaves it as it is
     #[arg(long, default_value = "6", value_parser = parse_head_bits)]
@@ -56,13 +56,13 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Calibration rows
-    #[arg(long, default_value_t = DEFAULT_ROWS)]
+    #[arg(long, default_value_t = DEFAULT_ROWS, allow_negative_numbers = true, value_parser = values::whole::<usize>)]
     rows: usize,
     /// Tokens of a calibration row [default: 512, or what the model has positions for]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = values::whole::<usize>)]
     cols: Option<usize>,
     /// Seed of the random signs, and of the bundled mix's random tokens
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = values::whole::<u64>)]
     seed: u64,
     /// Where committed layers are kept until the bundle is complete [default: OUTPUT.work]
     #[arg(long, value_name = "DIR")]
@@ -111,7 +111,8 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     let checkpoint = source::open(&args.source)?;
     let work = args.work.clone().unwrap_or_else(|| default_work_dir(&args.output));
     bundle::check_apart(&args.source, &args.output, &work)?;
-    let model = Model::from_config(checkpoint.config())?;
+    let model = Model::from_config(checkpoint.config())
+        .with_context(|| format!("{} cannot be converted", args.source.display()))?;
     let recipe = Recipe {
         bits: args.bits,
         head_bits: args.head_bits.0,
@@ -144,9 +145,10 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     progress.end();
     let mut report = match outcome {
         Outcome::Converted(conversion) => Report::converted(&conversion),
-        Outcome::AlreadyDone(dir) => Report::already_done(&dir)?,
+        Outcome::AlreadyDone(_) => Report::already_done(&args.output)?,
     };
     if !args.no_verify {
+        ui.note("checking the bundle against its source");
         report.verified = Some(checked(&args.output, &checkpoint)?);
     }
     ui.result(&report.text(), &report)?;

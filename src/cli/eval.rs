@@ -11,7 +11,7 @@ use exl3_candle::source::{self, Checkpoint};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::{Status, Ui};
+use super::{Status, Ui, values};
 
 /// Measure a model: a Hugging Face folder or an EXL3 bundle
 #[derive(Subcommand)]
@@ -23,7 +23,7 @@ pub enum Command {
         #[command(flatten)]
         window: Window,
         /// Exit with status 1 if the perplexity is above this
-        #[arg(long, value_name = "LIMIT")]
+        #[arg(long, value_name = "LIMIT", allow_negative_numbers = true, value_parser = values::amount)]
         max_perplexity: Option<f64>,
     },
     /// KL divergence of a quantized model from its source on a text
@@ -35,7 +35,7 @@ pub enum Command {
         #[command(flatten)]
         window: Window,
         /// Exit with status 1 if the mean divergence, in nats, is above this
-        #[arg(long, value_name = "LIMIT")]
+        #[arg(long, value_name = "LIMIT", allow_negative_numbers = true, value_parser = values::amount)]
         max_kl: Option<f64>,
     },
 }
@@ -48,10 +48,10 @@ pub struct Window {
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
     /// Rows of tokens
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, allow_negative_numbers = true, value_parser = values::whole::<usize>)]
     rows: usize,
     /// Tokens of a row
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, allow_negative_numbers = true, value_parser = values::whole::<usize>)]
     cols: usize,
 }
 
@@ -105,8 +105,9 @@ fn kl(source: &Path, dir: &Path, window: &Window, limit: Option<f64>, ui: &Ui) -
     Ok(within(output.kl.mean, limit))
 }
 
+/// A value that is no number is within no limit.
 fn within(value: f64, limit: Option<f64>) -> Status {
-    if limit.is_some_and(|limit| value > limit) { Status::No } else { Status::Done }
+    if limit.is_none_or(|limit| value <= limit) { Status::Done } else { Status::No }
 }
 
 /// A model folder whose tensors have been checked.

@@ -6,6 +6,7 @@ mod convert;
 mod eval;
 mod threads;
 mod ui;
+mod values;
 mod verify;
 
 use std::num::NonZeroUsize;
@@ -48,7 +49,7 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
     /// Threads to use [default: all cores]
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", allow_negative_numbers = true, value_parser = values::count)]
     threads: Option<NonZeroUsize>,
     #[command(subcommand)]
     command: Command,

@@ -150,7 +150,7 @@ pub enum CorpusError {
     ShortRow { path: PathBuf, shape: Shape, row: usize, need: usize, have: usize },
     #[error("{path}: token id {id} is outside the model's vocabulary of {vocab}", path = path.display())]
     Vocabulary { path: PathBuf, id: i64, vocab: usize },
-    #[error("{rows} rows of {cols} tokens are no corpus; both must be at least 1", rows = shape.rows, cols = shape.cols)]
+    #[error("{rows} rows of {cols} tokens are no corpus; both must be at least 1, and their product below 2^64", rows = shape.rows, cols = shape.cols)]
     Shape { shape: Shape },
     #[error("calibration mix: {found}")]
     Mix { found: String },

@@ -24,6 +24,8 @@ use tensors::Unlisted;
 /// Why a bundle could not be looked at. What is wrong with it once it can be is in the report.
 #[derive(Debug, Error)]
 pub enum VerifyError {
+    #[error("the source {} is quantized; expected the checkpoint that the bundle was made from", dir.display())]
+    QuantizedSource { dir: PathBuf },
     #[error("{} is not a folder", dir.display())]
     NoFolder { dir: PathBuf },
     #[error("cannot list the bundle")]
@@ -121,7 +123,7 @@ fn chain(error: &impl std::error::Error) -> String {
 /// Checks the bundle in `bundle`, and against the checkpoint it was made from if that is given.
 ///
 /// # Errors
-/// Only if there is no such folder, or the source cannot be opened.
+/// Only if there is no such folder, or the source cannot be opened or is quantized.
 pub fn run(bundle: &Path, source: Option<&Path>) -> Result<VerifyReport, VerifyError> {
     if !bundle.is_dir() {
         return Err(VerifyError::NoFolder { dir: bundle.to_owned() });
@@ -131,6 +133,9 @@ pub fn run(bundle: &Path, source: Option<&Path>) -> Result<VerifyReport, VerifyE
             .map_err(|error| VerifyError::Source { dir: dir.to_owned(), source: Box::new(error) })
     };
     let source = source.map(open).transpose()?;
+    if let Some(source) = source.as_ref().filter(|source| !source.config()["quantization_config"].is_null()) {
+        return Err(VerifyError::QuantizedSource { dir: source.dir().to_owned() });
+    }
     let mut report = VerifyReport::default();
     let manifest = manifest::check(bundle, &mut report);
     let provenance =

@@ -139,6 +139,10 @@ fn a_bundle_is_no_source() {
     let dir = crate::base().done();
     fs::rename(dir.path().join("out"), dir.path().join("source")).unwrap();
     refused(dir.path(), |_| {}, &["already quantized", "exl3"]);
+    let bundle = dir.path().join("source");
+    let mut verify =
+        program(["verify".as_ref(), bundle.as_os_str(), "--source".as_ref(), bundle.as_os_str()]);
+    Run::of(&mut verify).expect(2).says(&["source is quantized", "made from"]);
 }
 
 #[test]
@@ -261,5 +265,43 @@ fn a_source_that_lies_where_a_job_would_work() {
         command.arg(&source).arg("--output").arg(dir.path().join("model"));
         Run::of(&mut command).expect(2).says(&["coincides with the source folder", suffix]);
         assert_eq!(everything(dir.path()), before);
+    }
+}
+
+#[test]
+fn numbers_that_are_none() {
+    let of = |args: &[&str]| Run::of(&mut program(args)).expect(2);
+    let whole = "expected a whole number, 0 or more, found";
+    for (option, value) in [("--seed", "-1"), ("--seed", "x"), ("--rows", "-3"), ("--cols", "1.5")] {
+        of(&["convert", "s", "-o", "o", "-b", "3", option, value]).says(&[option, whole, value]);
+    }
+    of(&["convert", "s", "-o", "o", "-b", "3", "--threads", "0"])
+        .says(&["--threads", "1 or more, found \"0\""]);
+    for seconds in ["-1", "nan", "inf"] {
+        of(&["bench", "encoder", "--seconds", seconds]).says(&["--seconds", "0 or more", seconds]);
+    }
+    of(&["eval", "ppl", "m", "--text", "t", "--max-perplexity", "nan"]).says(&["--max-perplexity", "nan"]);
+    of(&["eval", "kl", "s", "m", "--text", "t", "--max-kl", "nan"]).says(&["--max-kl", "nan"]);
+    let rows = usize::MAX.to_string();
+    refused_nano(&["--bits", "3", "--rows", &rows, "--cols", "64"], &["64 tokens are no corpus", "2^64"]);
+}
+
+/// What would make the last step of a conversion fail is found before the first.
+#[test]
+fn output_folders_that_cannot_appear() {
+    let dir = tempfile::tempdir().unwrap();
+    TestLlama::nano().write(&dir.path().join("source"));
+    fs::write(dir.path().join("file"), "").unwrap();
+    std::os::unix::fs::symlink("nowhere", dir.path().join("dangling")).unwrap();
+    let before = names(dir.path());
+    for (out, words) in [
+        ("file/out", ["file cannot be written into", "caused by", "hint: choose another output folder"]),
+        ("dangling", ["dangling is a link to nothing", "caused by", "hint: remove the link"]),
+        ("dangling/", ["dangling is a link to nothing", "caused by", "hint: remove the link"]),
+    ] {
+        let mut command = program(["convert", "--bits", "1", "--rows", "2", "--cols", "64"]);
+        command.arg(dir.path().join("source")).arg("--output").arg(dir.path().join(out));
+        Run::of(command.arg("--work").arg(dir.path().join("work"))).expect(2).says(&words);
+        assert_eq!(names(dir.path()), before, "{out}");
     }
 }

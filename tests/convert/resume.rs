@@ -181,3 +181,22 @@ fn the_report_agrees_with_the_files() {
     let recipe = &read_json(&base().bundle().join("exl3-candle.json"))["recipe"];
     assert_eq!((&recipe["bits"], &recipe["head_bits"]), (&3.0.into(), &4.0.into()));
 }
+
+/// A link stays a link: the bundle appears, and is replaced, in the folder that it points to.
+#[test]
+fn an_output_folder_that_is_a_link() {
+    let dir = base().after_head();
+    let (link, bundle) = (dir.path().join("out"), dir.path().join("disk/bundle"));
+    fs::create_dir_all(&bundle).unwrap();
+    std::os::unix::fs::symlink(&bundle, &link).unwrap();
+    for args in [&[][..], &[], &["--overwrite"]] {
+        let run = Run::of(base().command(dir.path()).args(args)).expect(0);
+        assert!(run.stdout.contains(&format!("converted: {}\n", link.display())), "{}", run.stdout);
+        assert!(link.is_symlink());
+        assert_eq!(hashes(&bundle), base().hashes, "{args:?}");
+        assert_eq!(
+            (names(dir.path()), names(&dir.path().join("disk"))),
+            (vec!["disk".to_owned(), "out".to_owned()], vec!["bundle".to_owned()])
+        );
+    }
+}
