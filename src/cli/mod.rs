@@ -47,7 +47,7 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
     /// Threads to use [default: all cores]
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", value_parser = threads::parse)]
     threads: Option<usize>,
     #[command(subcommand)]
     command: Command,

@@ -1,6 +1,15 @@
 //! How many threads the program uses.
 #![allow(unsafe_code)]
 
+/// More are no use on any machine, and each takes memory.
+const MAX_THREADS: usize = 4096;
+
+/// `--threads`: rayon would take 0 as "all cores".
+pub fn parse(text: &str) -> Result<usize, String> {
+    let threads = text.parse::<usize>().ok().filter(|threads| (1..=MAX_THREADS).contains(threads));
+    threads.ok_or_else(|| format!("expected a number of threads, 1 to {MAX_THREADS}"))
+}
+
 /// Sets the number of threads, all cores if `threads` is `None`. Must come before anything else
 /// starts a thread.
 ///
