@@ -249,8 +249,8 @@ impl Run<'_> {
         let weights = SourceWeights(self.job.checkpoint);
         let widths: Vec<usize> = unit.groups.iter().map(|group| group.linears[0].k).collect();
         if index == self.job.model.layer_count() {
-            let output = self.job.model.output(&weights)?;
-            return Ok(capture::observe_head(&output, widths[0], states)?);
+            let norm = self.job.model.final_norm(&weights)?;
+            return Ok(capture::observe_head(&norm, widths[0], states)?);
         }
         let layer = self.job.model.layer(&weights, index)?;
         Ok(capture::observe(&layer, &widths, states)?)
