@@ -222,7 +222,12 @@ impl Run<'_> {
         let rows = self.job.corpus.rows();
         let saved = States::newest(writer.work_dir(), until, rows.len())?;
         let mut states = match saved {
-            Some(states) => states,
+            Some(states) => {
+                for row in states.excluded() {
+                    self.warn(&format!("calibration row {row} turned non-finite before; it is left out"));
+                }
+                states
+            }
             None => States::embed(self.job.model, &SourceWeights(self.job.checkpoint), rows)?,
         };
         for unit in states.layer()..until {
