@@ -27,11 +27,22 @@ pub struct EncoderArgs {
     #[arg(long, value_delimiter = ',')]
     backend: Vec<String>,
     /// Tiles of a batch [default: 64 per thread, 4 for the scalar encoder]
-    #[arg(long)]
+    #[arg(long, value_parser = parse_tiles)]
     tiles: Option<usize>,
     /// Least time per measurement, after one batch to warm up; 0 encodes that batch only
-    #[arg(long, default_value_t = 1.0)]
-    seconds: f64,
+    #[arg(long, default_value = "1", value_parser = parse_seconds)]
+    seconds: Duration,
+}
+
+fn parse_tiles(text: &str) -> Result<usize, String> {
+    const MAX_TILES: usize = 1 << 20; // 1.5 GiB of weights and states
+    let tiles = text.parse::<usize>().ok().filter(|tiles| (1..=MAX_TILES).contains(tiles));
+    tiles.ok_or_else(|| format!("expected a number of tiles, 1 to {MAX_TILES}"))
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().map_err(|error| error.to_string())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 #[derive(Serialize)]
@@ -99,10 +110,10 @@ fn measure(encoder: &dyn TileEncoder, spec: &TrellisSpec, args: &EncoderArgs) ->
     let mut started = Instant::now();
     encoder.encode(spec, &tiles, &mut states)?;
     let mut batches = 1;
-    if args.seconds > 0.0 {
+    if !args.seconds.is_zero() {
         (started, batches) = (Instant::now(), 0);
     }
-    while started.elapsed() < Duration::from_secs_f64(args.seconds) {
+    while started.elapsed() < args.seconds {
         encoder.encode(spec, &tiles, &mut states)?;
         batches += 1;
     }

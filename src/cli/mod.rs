@@ -8,7 +8,6 @@ mod threads;
 mod ui;
 mod verify;
 
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -48,8 +47,8 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
     /// Threads to use [default: all cores]
-    #[arg(long, global = true, value_name = "N")]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, global = true, value_name = "N", value_parser = threads::parse)]
+    threads: Option<usize>,
     #[command(subcommand)]
     command: Command,
 }

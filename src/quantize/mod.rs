@@ -110,12 +110,14 @@ pub fn group(
     let quantizer = Quantizer { spec, settings, encoder };
     let sizes: Vec<(usize, usize)> = linears.iter().map(|l| (l.weight.rows(), l.weight.cols())).collect();
     linears.iter_mut().for_each(LinearInput::pad);
-    let prepared =
+    let mut prepared =
         linears.iter().map(|linear| quantizer.prepare(linear, calibration)).collect::<Result<Vec<_>, _>>()?;
     let feedback = calibration.calibrated().map(|c| &c.factor);
     let weights: Vec<&Matrix> = prepared.iter().map(|p| &p.weight).collect();
     let encoded = ldlq(&weights, feedback, &spec, encoder)?;
     let total_columns: usize = weights.iter().map(|w| w.cols()).sum();
+    // From here on only the scales count; the weight of a head is gigabytes.
+    prepared.iter_mut().for_each(|p| p.weight = Matrix::zeros(0, 0));
     let mut done = Vec::with_capacity(linears.len());
     for (((linear, size), prepared), encoded) in linears.into_iter().zip(sizes).zip(prepared).zip(encoded) {
         done.push(quantizer.finish(linear, size, prepared, encoded, calibration)?);
@@ -154,17 +156,18 @@ impl Quantizer<'_> {
         linear: LinearInput,
         size: (usize, usize),
         mut prepared: Regularized,
-        encoded: Encoded,
+        Encoded { values, states }: Encoded,
         calibration: &Calibration,
     ) -> Result<Quantized, QuantizeError> {
         if let Some(calibrated) = calibration.calibrated() {
-            let q = decode::to_original_basis(encoded.values, &prepared.su, &prepared.sv);
+            let q = decode::to_original_basis(values, &prepared.su, &prepared.sv);
             let scales = refit(&linear.weight, q, &calibrated.damped);
             prepared.rescale(&scales.rows, &scales.columns);
         }
         prepared.balance();
         let (bits, codebook) = (self.spec.bits(), self.spec.codebook());
-        let trellis = encoded.states.chunks_exact(TILE_LEN).flat_map(|tile| pack(tile, bits)).collect();
+        let trellis = states.chunks_exact(TILE_LEN).flat_map(|tile| pack(tile, bits)).collect();
+        drop(states);
         let stored = QuantizedLinear {
             bits,
             codebook,
