@@ -104,6 +104,7 @@ pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, Pipeli
     let started = Instant::now();
     check_rows(job)?;
     bundle::check_apart(job.checkpoint.dir(), &job.out, &job.work)?;
+    bundle::check_companions(job.checkpoint.dir())?;
     let spec = JobSpec {
         out: job.out.clone(),
         work: job.work.clone(),

@@ -111,6 +111,7 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     let checkpoint = source::open(&args.source)?;
     let work = args.work.clone().unwrap_or_else(|| default_work_dir(&args.output));
     bundle::check_apart(&args.source, &args.output, &work)?;
+    bundle::check_companions(&args.source)?;
     let model = Model::from_config(checkpoint.config())?;
     let recipe = Recipe {
         bits: args.bits,

@@ -37,6 +37,8 @@ pub enum QuantizeError {
     Encode(#[from] EncodeError),
     #[error("tensor \"{key}\": its Hessian has no Cholesky factor after {attempts} times more damping")]
     NotPositive { key: String, attempts: usize },
+    #[error("tensor \"{key}\": its weights are too large: they overflow when they are rotated")]
+    Overflow { key: String },
     #[error("tensor \"{key}\": {what} does not fit a half: {value:e}")]
     ScaleRange { key: String, what: &'static str, value: f32 },
 }
@@ -96,7 +98,7 @@ pub struct Quantized {
 /// encoder side by side: columns are independent.
 ///
 /// # Errors
-/// A rate that the codebook does not have, a weight that became NaN, or a scale or bias beyond half
+/// A rate that the codebook does not have, weights that overflow, or a scale or bias beyond half
 /// precision.
 pub fn group(
     mut linears: Vec<LinearInput>,
@@ -146,6 +148,10 @@ impl Quantizer<'_> {
             calibration.calibrated().is_none(),
         );
         let mut regularized = regularize(linear.weight.clone(), calibration.signs(), &sv, out_scales);
+        // The encoder would refuse a NaN as well, but it knows no names.
+        if !regularized.weight.data().iter().all(|v| v.is_finite()) {
+            return Err(QuantizeError::Overflow { key: linear.key.clone() });
+        }
         let scale = search_scale(&regularized.weight, &self.spec, self.encoder)?;
         regularized.apply_scale(scale.g);
         Ok(regularized)

@@ -129,6 +129,24 @@ fn a_bias_of_another_length_that_the_config_does_not_ask_for() {
     }
 }
 
+/// It is copied at the end of a job, so it is looked at before.
+#[test]
+fn a_companion_that_cannot_be_copied() {
+    for spoil in [
+        |path: &Path| std::os::unix::fs::symlink("gone", path).unwrap(),
+        |path: &Path| fs::create_dir(path).unwrap(),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let source = dir.path().join("source");
+        TestLlama::nano().write(&source);
+        fs::create_dir(source.join("additional_chat_templates")).unwrap();
+        spoil(&source.join("additional_chat_templates/tool.jinja"));
+        let run = Run::of(&mut crate::command(&source, dir.path())).expect(2);
+        run.says(&["error: ", "additional_chat_templates/tool.jinja"]);
+        assert_eq!(names(dir.path()), ["source"]);
+    }
+}
+
 /// Numbers of a config that would overflow or fill the memory before a tensor is looked at.
 #[test]
 fn configs_with_absurd_sizes() {
