@@ -104,6 +104,7 @@ pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, Pipeli
     let started = Instant::now();
     check_rows(job)?;
     bundle::check_apart(job.checkpoint.dir(), &job.out, &job.work)?;
+    bundle::check_companions(job.checkpoint.dir())?;
     let spec = JobSpec {
         out: job.out.clone(),
         work: job.work.clone(),
@@ -237,7 +238,12 @@ impl Run<'_> {
         let rows = self.job.corpus.rows();
         let saved = States::newest(writer.work_dir(), until, rows.len())?;
         let mut states = match saved {
-            Some(states) => states,
+            Some(states) => {
+                for row in states.excluded() {
+                    self.warn(&format!("calibration row {row} turned non-finite before; it is left out"));
+                }
+                states
+            }
             None => States::embed(self.job.model, &SourceWeights(self.job.checkpoint), rows)?,
         };
         for unit in states.layer()..until {
@@ -264,8 +270,8 @@ impl Run<'_> {
         let weights = SourceWeights(self.job.checkpoint);
         let widths: Vec<usize> = unit.groups.iter().map(|group| group.linears[0].k).collect();
         if index == self.job.model.layer_count() {
-            let output = self.job.model.output(&weights)?;
-            return Ok(capture::observe_head(&output, widths[0], states)?);
+            let norm = self.job.model.final_norm(&weights)?;
+            return Ok(capture::observe_head(&norm, widths[0], states)?);
         }
         let layer = self.job.model.layer(&weights, index)?;
         Ok(capture::observe(&layer, &widths, states)?)

@@ -86,6 +86,7 @@ fn allowed_code_is_left_alone() {
         ("cli/convert.rs", "use exl3_candle::eval; use crate::cli::Ui; fn f() { println!(); env::args(); }"),
         ("main.rs", "mod cli; fn main() { cli::main() }"),
         ("lib.rs", "pub mod format;"),
+        ("cli/mod.rs", "fn f() { std::env::var_os(\"X\"); }"),
     ] {
         assert_eq!(check(file, source), Vec::<String>::new(), "{file}: {source}");
     }

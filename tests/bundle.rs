@@ -260,6 +260,25 @@ fn a_quantized_head_unties_the_configuration_wherever_the_flag_is() {
 }
 
 #[test]
+fn a_null_quantization_of_the_source_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    for name in list_files(&fixture("micro-llama")).unwrap() {
+        fs::copy(fixture("micro-llama").join(&name), source.join(&name)).unwrap();
+    }
+    let mut config = read_json(&source.join("config.json"));
+    config["quantization_config"] = Value::Null;
+    fs::write(source.join("config.json"), config.to_string()).unwrap();
+    let checkpoint = source::open(&source).unwrap();
+    let mut writer = writer(open_job(job(dir.path())).unwrap());
+    commit(&mut writer, &checkpoint, UNITS).unwrap();
+    let finished = writer.finish(content(&checkpoint)).unwrap();
+    let section = &read_json(&finished.dir.join("config.json"))["quantization_config"];
+    assert!(section.get("original_quantization_config").is_none(), "{section}");
+}
+
+#[test]
 fn committed_units_come_back_as_they_were() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = micro();
@@ -384,6 +403,23 @@ fn a_finished_bundle_is_recognized_or_replaced() {
     let after = hashes(&dir.path().join("out"));
     assert_ne!(before["exl3-candle.json"], after["exl3-candle.json"]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the new bundle is left");
+}
+
+#[test]
+fn what_came_into_the_output_folder_meanwhile_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = micro();
+    let mut other = job(dir.path());
+    other.work = dir.path().join("elsewhere");
+    other.recipe.insert("bits".into(), json!("4"));
+    let mut late = writer(open_job(other).unwrap());
+    commit(&mut late, &checkpoint, UNITS).unwrap();
+    run(dir.path()).unwrap().unwrap();
+    let first = hashes(&dir.path().join("out"));
+    let error = late.finish(content(&checkpoint)).unwrap_err();
+    assert!(matches!(error, BundleError::OutputOccupied { .. }), "{error}");
+    assert_eq!(hashes(&dir.path().join("out")), first);
+    assert!(dir.path().join("elsewhere/unit-00000.safetensors").is_file(), "the work is kept too");
 }
 
 #[test]

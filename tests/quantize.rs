@@ -6,8 +6,8 @@ use exl3_candle::encode::{Cpu, TrellisSpec};
 use exl3_candle::format::{Bits, Codebook, TILE_LEN, tile_position};
 use exl3_candle::linalg::{Matrix, Rng};
 use exl3_candle::quantize::{
-    Calibrated, Calibration, Hessian, LinearInput, OutScales, Settings, Uncalibrated, decode, group, ldlq,
-    output_error, refit, regularize, search_scale,
+    Calibrated, Calibration, Hessian, LinearInput, OutScales, QuantizeError, Settings, Uncalibrated, decode,
+    group, ldlq, output_error, refit, regularize, search_scale,
 };
 use support::Golden;
 
@@ -273,4 +273,14 @@ fn without_tokens_a_linear_is_quantized_all_the_same() {
         assert!(metrics.fallback && !metrics.out_scales);
         assert!(metrics.errors.rel_frobenius < 0.09, "{}", metrics.errors.rel_frobenius);
     }
+}
+
+#[test]
+fn a_weight_that_overflows_is_named() {
+    let weight = Matrix::from_vec(128, 128, vec![3e38; 128 * 128]);
+    let input = LinearInput { key: "huge".into(), weight, bias: None, sensitivity: None };
+    let settings = Settings { codebook: Codebook::Mul1, out_scales: OutScales::Never, seed: 0 };
+    let calibration = Hessian::new(128).finish(0, "huge").unwrap();
+    let result = group(vec![input], &calibration, Bits::whole(2).unwrap(), &settings, &Cpu::detect());
+    assert!(matches!(result, Err(QuantizeError::Overflow { key }) if key == "huge"));
 }

@@ -281,6 +281,16 @@ fn a_stray_tensor_or_file_is_named() {
 }
 
 #[test]
+fn a_record_that_points_elsewhere_is_named_and_not_followed() {
+    for name in ["/dev/zero", "../secret", "notes.txt"] {
+        let dir = tempfile::tempdir().unwrap();
+        let bundle = own_bundle(dir.path());
+        edit_json(&bundle.join("exl3-candle.json"), |record| record["files"][0]["name"] = json!(name));
+        assert_fails(&verify::run(&bundle, None).unwrap(), "files", name);
+    }
+}
+
+#[test]
 fn a_truncated_or_empty_shard_is_named() {
     for keep in [0, 7, 2000, 4_000_000] {
         damaged("shard", "model.safetensors", |dir| {

@@ -86,15 +86,33 @@ pub(super) fn names(dir: &Path) -> Result<Vec<String>, BundleError> {
     names().map_err(BundleError::io("list", dir))
 }
 
-/// Copies the companions in `source` to `target` and returns their relative names with what was
-/// written.
-pub(super) fn copy(source: &Path, target: &Path) -> Result<Vec<(String, Written)>, BundleError> {
-    let wanted = list(source)?.into_iter().filter(|name| {
+/// The companions in `source` by their relative names.
+fn wanted(source: &Path) -> Result<Vec<String>, BundleError> {
+    let mut files = list(source)?;
+    files.retain(|name| {
         let is_bundle_own = [CONFIG, MANIFEST, INDEX, PROVENANCE].contains(&name.as_str());
         is_bundle_file(name) && !is_bundle_own && !is_shard(name)
     });
+    Ok(files)
+}
+
+/// Checks that the companions in `source` are files that can be read: they are copied at the very
+/// end of a job, when it would be a pity to stop.
+pub fn check(source: &Path) -> Result<(), BundleError> {
+    wanted(source)?.iter().map(|name| source.join(name)).try_for_each(|path| {
+        if !fs::metadata(&path).map_err(BundleError::io("open", &path))?.is_file() {
+            let irregular = io::Error::new(io::ErrorKind::InvalidInput, "not a file");
+            return Err(BundleError::io("copy", &path)(irregular));
+        }
+        File::open(&path).map(drop).map_err(BundleError::io("open", &path))
+    })
+}
+
+/// Copies the companions in `source` to `target` and returns their relative names with what was
+/// written.
+pub(super) fn copy(source: &Path, target: &Path) -> Result<Vec<(String, Written)>, BundleError> {
     let mut copied = Vec::new();
-    for name in wanted {
+    for name in wanted(source)? {
         let (from, to) = (source.join(&name), target.join(&name));
         if let Some((folder, _)) = name.split_once('/') {
             let folder = target.join(folder);

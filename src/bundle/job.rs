@@ -118,7 +118,7 @@ pub fn open_job(spec: JobSpec) -> Result<Opened, BundleError> {
         {
             clear_after_finish(&paths, &spec.recipe);
         }
-        return Ok(Opened::AlreadyDone(paths.out));
+        return Ok(Opened::AlreadyDone(spec.out));
     }
     check_writable(&paths.out)?;
     fs::create_dir_all(&paths.work).map_err(BundleError::io("create", &paths.work))?;

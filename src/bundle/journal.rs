@@ -51,8 +51,9 @@ impl Journal {
         Ok(Self { path: path.to_owned(), file: open_to_append(path)?, bytes, commits })
     }
 
-    /// Opens the journal at `path`; its recipe must be `recipe`, field by field. An incomplete last
-    /// line, which a kill can leave, is cut off; any other damage is an error.
+    /// Opens the journal at `path`; its recipe must be `recipe`, field by field. A last line
+    /// that is incomplete or unreadable, as a kill or a power cut can leave it, is cut off; any other
+    /// damage is an error.
     pub fn open(path: &Path, recipe: &Map<String, Value>) -> Result<Self, BundleError> {
         let content = fs::read(path).map_err(BundleError::io("read", path))?;
         let mut lines = content.split_inclusive(|&b| b == b'\n');

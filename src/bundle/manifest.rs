@@ -21,7 +21,7 @@ const HEAD_AS_SOURCE_BITS: u32 = 16;
 /// The source's configuration with the section `quantization_config`.
 pub(super) fn config(content: &BundleContent<'_>) -> Map<String, Value> {
     let mut config = content.checkpoint.config().as_object().cloned().unwrap_or_default();
-    let original = config.shift_remove("quantization_config");
+    let original = config.shift_remove("quantization_config").filter(|section| !section.is_null());
     if content.head.is_some() {
         untie(&mut config);
     }

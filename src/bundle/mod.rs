@@ -32,7 +32,8 @@ use serde_json::{Map, Value};
 use crate::format::{Bits, Codebook};
 use crate::source::Checkpoint;
 
-pub use companions::{CONFIG, INDEX, MANIFEST, PROVENANCE, is_bundle_file, list as list_files};
+pub use companions::{CONFIG, INDEX, MANIFEST, PROVENANCE, check as check_companions};
+pub use companions::{is_bundle_file, list as list_files};
 pub use error::BundleError;
 pub use job::{Opened, check_apart, default_work_dir, open_job};
 pub use linear::{RawTensor, assemble_linear, read_linear, read_raw};

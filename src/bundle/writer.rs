@@ -12,8 +12,9 @@ use super::durable::{self, Written};
 use super::job::{Paths, clear_after_finish, clear_bundle, unit_file};
 use super::journal::{Commit, Journal};
 use super::provenance::{self, Bpw, FileRecord, Provenance, Tool};
-use super::{BundleContent, BundleError, CONFIG, INDEX, JobSpec, MANIFEST, PROVENANCE, TensorMetrics, Unit};
+use super::{BundleContent, BundleError, CONFIG, INDEX, JobSpec, MANIFEST, Overwrite, PROVENANCE};
 use super::{Shard, companions, fault, layout, linear, manifest};
+use super::{TensorMetrics, Unit};
 
 /// An open job.
 pub struct Writer {
@@ -106,7 +107,7 @@ impl Writer {
         clear_bundle(&self.paths.partial)?;
         fs::create_dir_all(&self.paths.partial).map_err(BundleError::io("create", &self.paths.partial))?;
         let files = write_bundle(&self.paths.partial, &content, &modules, provenance.clone())?;
-        publish(&self.paths)?;
+        publish(&self.paths, self.spec.overwrite)?;
         clear_after_finish(&self.paths, &self.spec.recipe);
         Ok(FinishedBundle {
             dir: self.spec.out,
@@ -179,14 +180,18 @@ fn write_bytes(dir: &Path, name: &str, bytes: &[u8]) -> Result<FileRecord, Bundl
 }
 
 /// Moves the whole bundle into place. Between the two renames of a replacement there is no output
-/// folder at all, never a mixed one.
-fn publish(paths: &Paths) -> Result<(), BundleError> {
+/// folder at all, never a mixed one. What has come into the output folder since the job was opened
+/// is replaced only where that is allowed.
+fn publish(paths: &Paths, overwrite: Overwrite) -> Result<(), BundleError> {
     let rename = |from: &Path, to: &Path| {
         let renamed = fault::step().and_then(|()| fs::rename(from, to));
         renamed.map_err(BundleError::io("rename", from))
     };
-    let is_occupied = paths.out.is_dir() && !companions::names(&paths.out)?.is_empty();
-    if is_occupied {
+    let occupant = if paths.out.is_dir() { companions::names(&paths.out)?.into_iter().min() } else { None };
+    if let Some(file) = occupant {
+        if overwrite == Overwrite::Refuse {
+            return Err(BundleError::OutputOccupied { dir: paths.out.clone(), file });
+        }
         clear_bundle(&paths.replaced)?;
         rename(&paths.out, &paths.replaced)?;
     }

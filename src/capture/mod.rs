@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::bundle::BundleError;
 use crate::linalg::Matrix;
-use crate::model::{Layer, ModelError, Output};
+use crate::model::{FinalNorm, Layer, ModelError};
 use crate::quantize::Hessian;
 
 pub use states::{Excluded, States};
@@ -96,11 +96,11 @@ pub fn observe(layer: &Layer, widths: &[usize], states: &States) -> Result<Layer
 }
 
 /// Collects what the head sees: the final normed state.
-pub fn observe_head(output: &Output, width: usize, states: &States) -> Result<LayerCapture, CaptureError> {
+pub fn observe_head(norm: &FinalNorm, width: usize, states: &States) -> Result<LayerCapture, CaptureError> {
     let mut hessian = Hessian::new(width);
     let mut peak = 0.0f32;
     states.for_each_batch(BATCH_ROWS, |rows| {
-        for normed in rows.try_map(|x| output.norm(x))? {
+        for normed in rows.try_map(|x| norm.forward(x))? {
             peak = peak.max(add_input(&mut hessian, &normed)?);
         }
         Ok(())

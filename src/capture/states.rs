@@ -50,6 +50,11 @@ impl States {
         self.layer
     }
 
+    /// Rows that are left out.
+    pub fn excluded(&self) -> Vec<usize> {
+        (0..self.rows.len()).filter(|&row| self.rows[row].is_none()).collect()
+    }
+
     /// Runs every row through a layer as it was written, and excludes the rows that turn
     /// non-finite in it. Returns those.
     ///
@@ -227,4 +232,25 @@ fn damaged(path: &Path, what: &str) -> CaptureError {
 
 fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saved_states_come_back_with_the_rows_that_are_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let row = |value: f32| Tensor::from_vec(vec![value; 6], (2, 3), &Device::Cpu).unwrap();
+        let states = States { layer: 4, rows: vec![Some(row(-0.0)), None, Some(row(1e-41)), None] };
+        states.save(dir.path()).unwrap();
+        assert!(States::newest(dir.path(), 3, 4).unwrap().is_none(), "they lie behind layer 3");
+        assert!(States::newest(dir.path(), 5, 3).unwrap().is_none(), "of another number of rows");
+        let loaded = States::newest(dir.path(), 5, 4).unwrap().unwrap();
+        assert_eq!((loaded.layer(), loaded.excluded()), (4, vec![1, 3]));
+        for (a, b) in states.rows.iter().flatten().zip(loaded.rows.iter().flatten()) {
+            assert_eq!(a.dims(), b.dims());
+            assert_eq!(little_endian(a), little_endian(b));
+        }
+    }
 }

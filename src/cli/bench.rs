@@ -1,7 +1,6 @@
 //! `bench encoder`: tiles per second, per bit rate and backend.
 
-use std::num::NonZeroUsize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use exl3_candle::encode::{Cpu, Scalar, SimdLevel, TileEncoder, TrellisSpec};
@@ -9,7 +8,7 @@ use exl3_candle::format::{Bits, Codebook, TILE_LEN};
 use exl3_candle::linalg::Rng;
 use serde::Serialize;
 
-use super::{Status, Ui, values};
+use super::{Status, Ui};
 
 #[derive(Subcommand)]
 pub enum Bench {
@@ -28,11 +27,22 @@ pub struct EncoderArgs {
     #[arg(long, value_delimiter = ',')]
     backend: Vec<String>,
     /// Tiles of a batch [default: 64 per thread, 4 for the scalar encoder]
-    #[arg(long, allow_negative_numbers = true, value_parser = values::count)]
-    tiles: Option<NonZeroUsize>,
+    #[arg(long, allow_negative_numbers = true, value_parser = parse_tiles)]
+    tiles: Option<usize>,
     /// Least time per measurement, after one batch to warm up; 0 encodes that batch only
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true, value_parser = values::amount)]
-    seconds: f64,
+    #[arg(long, default_value = "1", allow_negative_numbers = true, value_parser = parse_seconds)]
+    seconds: Duration,
+}
+
+fn parse_tiles(text: &str) -> Result<usize, String> {
+    const MAX_TILES: usize = 1 << 20; // 1.5 GiB of weights and states
+    let tiles = text.parse::<usize>().ok().filter(|tiles| (1..=MAX_TILES).contains(tiles));
+    tiles.ok_or_else(|| format!("expected a number of tiles, 1 to {MAX_TILES}"))
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().map_err(|error| error.to_string())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 #[derive(Serialize)]
@@ -93,17 +103,17 @@ fn chosen_encoders(names: &[String]) -> anyhow::Result<Vec<Box<dyn TileEncoder>>
 /// Tiles per second over whole batches, after one batch to warm up; and the error on N(0, 1).
 fn measure(encoder: &dyn TileEncoder, spec: &TrellisSpec, args: &EncoderArgs) -> anyhow::Result<(f64, f64)> {
     let per_thread = if encoder.name() == Scalar.name() { 4 } else { 64 };
-    let batch = args.tiles.map_or(per_thread * rayon::current_num_threads(), NonZeroUsize::get);
+    let batch = args.tiles.unwrap_or(per_thread * rayon::current_num_threads());
     let mut rng = Rng::new(0, "bench");
     let tiles: Vec<f32> = (0..batch * spec.len()).map(|_| rng.normal()).collect();
     let mut states = vec![0u16; tiles.len()];
     let mut started = Instant::now();
     encoder.encode(spec, &tiles, &mut states)?;
     let mut batches = 1;
-    if args.seconds > 0.0 {
+    if !args.seconds.is_zero() {
         (started, batches) = (Instant::now(), 0);
     }
-    while started.elapsed().as_secs_f64() < args.seconds {
+    while started.elapsed() < args.seconds {
         encoder.encode(spec, &tiles, &mut states)?;
         batches += 1;
     }

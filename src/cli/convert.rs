@@ -111,6 +111,7 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     let checkpoint = source::open(&args.source)?;
     let work = args.work.clone().unwrap_or_else(|| default_work_dir(&args.output));
     bundle::check_apart(&args.source, &args.output, &work)?;
+    bundle::check_companions(&args.source)?;
     let model = Model::from_config(checkpoint.config())
         .with_context(|| format!("{} cannot be converted", args.source.display()))?;
     let recipe = Recipe {
@@ -145,7 +146,7 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     progress.end();
     let mut report = match outcome {
         Outcome::Converted(conversion) => Report::converted(&conversion),
-        Outcome::AlreadyDone(_) => Report::already_done(&args.output)?,
+        Outcome::AlreadyDone(dir) => Report::already_done(&dir)?,
     };
     if !args.no_verify {
         ui.note("checking the bundle against its source");

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use exl3_candle::bundle::durable;
 use exl3_candle::corpus::{self, Bos, Corpus, Shape};
 use exl3_candle::eval::{self, KlReport, KlStats, PplReport, Subject};
 use exl3_candle::model::{Model, WeightSource, open_weights};
 use exl3_candle::source::{self, Checkpoint};
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 
 use super::{Status, Ui, values};
 
@@ -137,8 +137,7 @@ impl Window {
         let tokenizer = corpus::load_tokenizer(opened.checkpoint.dir())?;
         let shape = Shape { rows: self.rows, cols: self.cols };
         let corpus = corpus::from_file(&tokenizer, &self.text, shape, opened.model.vocab_size())?;
-        let text =
-            std::fs::read(&self.text).with_context(|| format!("cannot read {}", self.text.display()))?;
+        let text_sha256 = durable::digest(&self.text)?.sha256;
         let measured = Measured {
             rows: self.rows,
             cols: self.cols,
@@ -148,7 +147,7 @@ impl Window {
                 Bos::Absent | Bos::AsGiven => None,
             },
             bos_rule: corpus.bos().to_string(),
-            text_sha256: Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect(),
+            text_sha256,
             tokens_sha256: corpus.fingerprint().to_owned(),
         };
         Ok((corpus, measured))

@@ -9,7 +9,6 @@ mod ui;
 mod values;
 mod verify;
 
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -49,8 +48,8 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
     /// Threads to use [default: all cores]
-    #[arg(long, global = true, value_name = "N", allow_negative_numbers = true, value_parser = values::count)]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, global = true, value_name = "N", allow_negative_numbers = true, value_parser = threads::parse)]
+    threads: Option<usize>,
     #[command(subcommand)]
     command: Command,
 }

@@ -56,8 +56,8 @@ impl QuantizedLinear {
                 found: found.to_string(),
             })
         };
-        expect("suh", padded(self.k()), self.k())?;
-        expect("svh", padded(self.n()), self.n())?;
+        expect("suh", padded(self.k().max(1)), self.k())?;
+        expect("svh", padded(self.n().max(1)), self.n())?;
         expect("trellis", self.trellis_shape().iter().product(), self.trellis.len())?;
         match &self.bias {
             Some(bias) => expect("bias", self.n(), bias.len()),

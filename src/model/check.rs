@@ -53,21 +53,12 @@ fn head_weight(model: &Model) -> (String, Vec<usize>) {
 }
 
 pub(super) fn check(model: &Model, checkpoint: &Checkpoint) -> Result<(), ModelError> {
-    // Every layer has tensors of its own: a config that claims more layers than there are tensors
-    // is not worth a list of what is missing, which could be of any length.
-    let tensors = checkpoint.keys().count();
-    if model.layer_count() > tensors {
-        return Err(ModelError::Field {
-            field: "num_hidden_layers".to_owned(),
-            expected: format!("no more than the {tensors} tensors in {}", checkpoint.dir().display()),
-            found: model.layer_count().to_string(),
-        });
-    }
     let mut expected = expected_tensors(model);
     let (head, head_shape) = head_weight(model);
     if model.tied_head() && checkpoint.get(&head).is_some() {
         expected.push((head, head_shape));
     }
+    expected.extend(unasked_biases(model, checkpoint));
     let mut problems = Vec::new();
     for (key, shape) in expected {
         match key.rsplit_once('.') {
@@ -81,6 +72,17 @@ pub(super) fn check(model: &Model, checkpoint: &Checkpoint) -> Result<(), ModelE
         return Ok(());
     }
     Err(ModelError::Tensors { dir: checkpoint.dir().to_owned(), problems })
+}
+
+/// Biases that the checkpoint has although the config does not ask for them: they are used.
+fn unasked_biases(model: &Model, checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
+    let layers = (0..model.layer_count()).flat_map(|layer| model.layer_groups(layer));
+    let linears = layers.flat_map(|group| group.linears).chain([model.head()]);
+    linears
+        .filter(|linear| !linear.has_bias)
+        .map(|linear| (format!("{}.bias", linear.key), vec![linear.n]))
+        .filter(|(bias, _)| checkpoint.get(bias).is_some())
+        .collect()
 }
 
 const PLAIN: [Dtype; 3] = [Dtype::BF16, Dtype::F16, Dtype::F32];

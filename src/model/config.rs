@@ -4,6 +4,11 @@ use serde_json::{Map, Value};
 
 use super::ModelError;
 
+/// Far above any model. The product of two sizes, and a list of all layers' tensors, are made before
+/// the config is compared with the checkpoint, so neither may overflow nor fill the memory.
+const MAX_SIZE: usize = 1 << 26;
+const MAX_LAYERS: usize = 10_000;
+
 /// The fields of a config object; `prefix` is where it lies, for messages.
 pub(super) struct Fields<'a> {
     object: &'a Map<String, Value>,
@@ -60,16 +65,36 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number above zero.
-    pub fn size(&self, key: &str) -> Result<usize, ModelError> {
+    pub fn count(&self, key: &str) -> Result<usize, ModelError> {
         const EXPECTED: &str = "a whole number above zero";
         let value = self.required(key, EXPECTED)?;
-        let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
-        size.filter(|&size| size > 0).ok_or_else(|| self.wrong(key, EXPECTED, value))
+        let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
+        count.filter(|&count| count > 0).ok_or_else(|| self.wrong(key, EXPECTED, value))
+    }
+
+    /// A whole number above zero, of what a model has of one kind or along one dimension.
+    pub fn size(&self, key: &str) -> Result<usize, ModelError> {
+        let size = self.count(key)?;
+        self.at_most(key, size, MAX_SIZE)
     }
 
     /// [`Fields::size`], or `default` where the field is missing or null.
     pub fn size_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
         if self.get(key).is_some() { self.size(key) } else { Ok(default) }
+    }
+
+    /// The number of decoder layers.
+    pub fn layers(&self, key: &str) -> Result<usize, ModelError> {
+        let layers = self.count(key)?;
+        self.at_most(key, layers, MAX_LAYERS)
+    }
+
+    fn at_most(&self, key: &str, value: usize, limit: usize) -> Result<usize, ModelError> {
+        if value <= limit {
+            return Ok(value);
+        }
+        let (field, expected) = (self.name(key), format!("at most {limit}"));
+        Err(ModelError::Field { field, expected, found: value.to_string() })
     }
 
     /// A finite number above zero.

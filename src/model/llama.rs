@@ -35,13 +35,20 @@ impl Llama {
         let heads = fields.size("num_attention_heads")?;
         let kv_heads = fields.size_or("num_key_value_heads", heads)?;
         let head_dim = fields.size_or("head_dim", hidden_size / heads)?;
+        if head_dim == 0 {
+            return Err(ModelError::Field {
+                field: "num_attention_heads".to_owned(),
+                expected: format!("at most hidden_size, {hidden_size}, without a head_dim"),
+                found: heads.to_string(),
+            });
+        }
         divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)?;
         divides("head_dim", head_dim, "the two halves of a rotation", 2)?;
         Ok(Self {
             hidden_size,
             vocab_size: fields.size("vocab_size")?,
-            layer_count: fields.size("num_hidden_layers")?,
-            max_positions: fields.size("max_position_embeddings")?,
+            layer_count: fields.layers("num_hidden_layers")?,
+            max_positions: fields.count("max_position_embeddings")?,
             tied_head: fields.flag("tie_word_embeddings")?,
             norm_eps: fields.positive("rms_norm_eps")?,
             intermediate_size: fields.size("intermediate_size")?,

@@ -214,6 +214,12 @@ impl Model {
         self.llama().layer(w, &self.layer_key(i)).map(|layer| Layer { kind: LayerKind::Llama(layer) })
     }
 
+    /// Loads the final norm alone: the head's weights can be gigabytes.
+    pub fn final_norm(&self, w: &dyn WeightSource) -> Result<FinalNorm, ModelError> {
+        let eps = self.llama().norm_eps;
+        RmsNorm::load(w, self.final_norm_key(), self.hidden_size(), eps).map(FinalNorm)
+    }
+
     /// Loads the final norm and the head. A tied head is the embedding, whatever redundant
     /// `lm_head.weight` the checkpoint holds; only a quantized head takes its place.
     pub fn output(&self, w: &dyn WeightSource) -> Result<Output, ModelError> {
@@ -223,8 +229,7 @@ impl Model {
         } else {
             Linear::load(w, &self.head())?
         };
-        let norm = RmsNorm::load(w, self.final_norm_key(), self.hidden_size(), self.llama().norm_eps)?;
-        Ok(Output { norm, head })
+        Ok(Output { norm: self.final_norm(w)?, head })
     }
 }
 
@@ -248,17 +253,28 @@ impl Layer {
     }
 }
 
+/// The final norm.
+#[derive(Debug)]
+pub struct FinalNorm(RmsNorm);
+
+impl FinalNorm {
+    /// `[t, hidden]`: what the head sees.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor, ModelError> {
+        self.0.forward(x).map_err(computing("the final norm"))
+    }
+}
+
 /// The final norm and the head.
 #[derive(Debug)]
 pub struct Output {
-    norm: RmsNorm,
+    norm: FinalNorm,
     head: Linear,
 }
 
 impl Output {
-    /// The final norm, `[t, hidden]`: what the head sees.
+    /// [`FinalNorm::forward`]
     pub fn norm(&self, x: &Tensor) -> Result<Tensor, ModelError> {
-        self.norm.forward(x).map_err(computing("the final norm"))
+        self.norm.forward(x)
     }
 
     /// `[t, vocab]` from the output of [`Output::norm`].

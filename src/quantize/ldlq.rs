@@ -6,6 +6,8 @@
 //! the encoder made of them. Inside a span of 128 rows the product is taken strip by strip; after a
 //! span its part is carried to all rows above at once.
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 
 use super::QuantizeError;
@@ -36,7 +38,10 @@ pub fn ldlq(
 ) -> Result<Vec<Encoded>, QuantizeError> {
     let k = weights[0].rows();
     let n: usize = weights.iter().map(|w| w.cols()).sum();
-    let weight = side_by_side(weights, k, n);
+    let weight = match weights {
+        [weight] => Cow::Borrowed(*weight),
+        _ => Cow::Owned(side_by_side(weights, k, n)),
+    };
     let mut values = Matrix::zeros(k, n);
     let mut states = vec![0u16; k * n];
     // Per row: the feedback of all spans below.
@@ -66,7 +71,8 @@ pub fn ldlq(
             add_product(carried.data_mut(), n, l.t(), error.view(), 1.0);
         }
     }
-    Ok(split(weights, &values, &states))
+    drop(carried);
+    Ok(split(weights, values, states))
 }
 
 /// Encodes the `n/16` tiles of a strip of 16 rows at once.
@@ -95,7 +101,10 @@ fn side_by_side(weights: &[&Matrix], k: usize, n: usize) -> Matrix {
     Matrix::from_vec(k, n, data)
 }
 
-fn split(weights: &[&Matrix], values: &Matrix, states: &[u16]) -> Vec<Encoded> {
+fn split(weights: &[&Matrix], values: Matrix, states: Vec<u16>) -> Vec<Encoded> {
+    if weights.len() == 1 {
+        return vec![Encoded { values, states }];
+    }
     let n = values.cols();
     let mut column = 0;
     weights

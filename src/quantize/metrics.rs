@@ -21,22 +21,23 @@ impl Errors {
     /// `w` is the source's weight and `q` the stored one, both padded; `(k, n)` is the size
     /// without padding, and only that part counts.
     pub fn measure(w: &Matrix, q: &Matrix, (k, n): (usize, usize), calibrated: Option<&Calibrated>) -> Self {
+        let output = calibrated.map(|c| output_error(w, q, c));
         let error = difference(w, q).cropped(k, n);
         let energy = dot(error.data(), error.data());
         let relative = ratio(energy, dot(w.data(), w.data()));
-        let proxy = calibrated.map_or(relative, |c| output_error(w, q, c));
+        let proxy = output.unwrap_or(relative);
         Self { proxy, rel_frobenius: relative.sqrt(), mse: energy / (k * n) as f64 }
     }
 }
 
 /// `tr(E^T H E) / tr(W^T H W)` with `E = W - Q` and the damping taken out of `H` again.
 pub fn output_error(w: &Matrix, q: &Matrix, calibrated: &Calibrated) -> f64 {
-    let error = difference(w, q);
     let energy = |x: &Matrix| {
         let hx = calibrated.damped.matmul(x);
         dot(x.data(), hx.data()) - f64::from(calibrated.damping) * dot(x.data(), x.data())
     };
-    ratio(energy(&error), energy(w))
+    let error = energy(&difference(w, q));
+    ratio(error, energy(w))
 }
 
 fn difference(w: &Matrix, q: &Matrix) -> Matrix {

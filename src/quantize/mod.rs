@@ -37,6 +37,8 @@ pub enum QuantizeError {
     Encode(#[from] EncodeError),
     #[error("tensor \"{key}\": its Hessian has no Cholesky factor after {attempts} times more damping")]
     NotPositive { key: String, attempts: usize },
+    #[error("tensor \"{key}\": its weights are too large: they overflow when they are rotated")]
+    Overflow { key: String },
     #[error("tensor \"{key}\": {what} does not fit a half: {value:e}")]
     ScaleRange { key: String, what: &'static str, value: f32 },
 }
@@ -96,7 +98,7 @@ pub struct Quantized {
 /// encoder side by side: columns are independent.
 ///
 /// # Errors
-/// A rate that the codebook does not have, a weight that became NaN, or a scale or bias beyond half
+/// A rate that the codebook does not have, weights that overflow, or a scale or bias beyond half
 /// precision.
 pub fn group(
     mut linears: Vec<LinearInput>,
@@ -110,12 +112,14 @@ pub fn group(
     let quantizer = Quantizer { spec, settings, encoder };
     let sizes: Vec<(usize, usize)> = linears.iter().map(|l| (l.weight.rows(), l.weight.cols())).collect();
     linears.iter_mut().for_each(LinearInput::pad);
-    let prepared =
+    let mut prepared =
         linears.iter().map(|linear| quantizer.prepare(linear, calibration)).collect::<Result<Vec<_>, _>>()?;
     let feedback = calibration.calibrated().map(|c| &c.factor);
     let weights: Vec<&Matrix> = prepared.iter().map(|p| &p.weight).collect();
     let encoded = ldlq(&weights, feedback, &spec, encoder)?;
     let total_columns: usize = weights.iter().map(|w| w.cols()).sum();
+    // From here on only the scales count; the weight of a head is gigabytes.
+    prepared.iter_mut().for_each(|p| p.weight = Matrix::zeros(0, 0));
     let mut done = Vec::with_capacity(linears.len());
     for (((linear, size), prepared), encoded) in linears.into_iter().zip(sizes).zip(prepared).zip(encoded) {
         done.push(quantizer.finish(linear, size, prepared, encoded, calibration)?);
@@ -144,6 +148,10 @@ impl Quantizer<'_> {
             calibration.calibrated().is_none(),
         );
         let mut regularized = regularize(linear.weight.clone(), calibration.signs(), &sv, out_scales);
+        // The encoder would refuse a NaN as well, but it knows no names.
+        if !regularized.weight.data().iter().all(|v| v.is_finite()) {
+            return Err(QuantizeError::Overflow { key: linear.key.clone() });
+        }
         let scale = search_scale(&regularized.weight, &self.spec, self.encoder)?;
         regularized.apply_scale(scale.g);
         Ok(regularized)
@@ -154,17 +162,18 @@ impl Quantizer<'_> {
         linear: LinearInput,
         size: (usize, usize),
         mut prepared: Regularized,
-        encoded: Encoded,
+        Encoded { values, states }: Encoded,
         calibration: &Calibration,
     ) -> Result<Quantized, QuantizeError> {
         if let Some(calibrated) = calibration.calibrated() {
-            let q = decode::to_original_basis(encoded.values, &prepared.su, &prepared.sv);
+            let q = decode::to_original_basis(values, &prepared.su, &prepared.sv);
             let scales = refit(&linear.weight, q, &calibrated.damped);
             prepared.rescale(&scales.rows, &scales.columns);
         }
         prepared.balance();
         let (bits, codebook) = (self.spec.bits(), self.spec.codebook());
-        let trellis = encoded.states.chunks_exact(TILE_LEN).flat_map(|tile| pack(tile, bits)).collect();
+        let trellis = states.chunks_exact(TILE_LEN).flat_map(|tile| pack(tile, bits)).collect();
+        drop(states);
         let stored = QuantizedLinear {
             bits,
             codebook,

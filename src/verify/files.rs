@@ -55,6 +55,11 @@ pub(super) fn check_hashes(
         return Ok(None);
     };
     for file in &provenance.files {
+        // The record is not trusted: a name could lead out of the folder, or to a device without end.
+        if !is_bundle_file(&file.name) {
+            report.check("files", &file.name, false, "the name of a file of a bundle", "another name");
+            continue;
+        }
         let digest = durable::digest(&bundle.join(&file.name));
         let Some(found) = report.try_to("files", &file.name, "a readable file", digest) else { continue };
         let text = |bytes: u64, sha256: &str| format!("{bytes} bytes, sha256 {sha256}");

@@ -142,3 +142,19 @@ fn the_exit_codes_are_in_the_help() {
     let help = Run::of(&mut program(["--help"])).expect(0).stdout;
     assert!(help.contains("0 done; 1 ran, and the answer is no; 2 error; 130 interrupted, resumable"));
 }
+
+#[test]
+fn numbers_of_threads_tiles_and_seconds_that_make_no_sense_are_refused() {
+    for args in [
+        ["--threads", "0"],
+        ["--threads", "1000000"],
+        ["--tiles", "0"],
+        ["--tiles", "9999999999999999999"],
+        ["--seconds", "nan"],
+        ["--seconds=-1", "--json"],
+        ["--seconds", "1e30"],
+    ] {
+        let option = args[0].split('=').next().unwrap();
+        Run::of(program(["bench", "encoder", "--bits", "8"]).args(args)).expect(2).says(&[option]);
+    }
+}

@@ -152,6 +152,10 @@ fn a_finished_job_says_the_same_numbers_again() {
     base().assert_done(dir.path(), "already done");
     let text = Run::of(&mut base().command(dir.path())).expect(0).stdout;
     assert!(text.starts_with("already converted: "), "{text}");
+    // A path is told as it was given.
+    let mut relative = base().command(Path::new(""));
+    let again = Run::of(relative.current_dir(dir.path()).arg("--json")).expect(0).json();
+    assert_eq!((&again["already_done"], &again["output"]), (&true.into(), &"out".into()));
 }
 
 /// A finished bundle that was damaged since is not passed off as done.
