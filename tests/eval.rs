@@ -153,7 +153,7 @@ fn the_window_is_printed_and_a_limit_decides_the_status() {
 #[test]
 fn errors_name_the_thing_and_exit_with_2() {
     for (args, message) in [
-        (vec!["ppl", "nowhere"], "cannot read nowhere/config.json"),
+        (vec!["ppl", "nowhere"], "nowhere is no folder with a config.json"),
         (vec!["ppl", MODEL, "--cols", "4096"], "the model has positions for 2048"),
         (vec!["ppl", MODEL, "--rows", "100000"], "need 51200000 tokens"),
         (vec!["kl", MODEL, "micro-llama"], "different vocabularies, 4096 and"),
