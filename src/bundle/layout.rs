@@ -43,7 +43,7 @@ pub(super) struct ShardPlan<'a> {
 }
 
 /// The module a tensor belongs to: its name without the last part.
-pub(super) fn module_of(tensor: &str) -> &str {
+pub fn module_of(tensor: &str) -> &str {
     tensor.rsplit_once('.').map_or(tensor, |(module, _)| module)
 }
 

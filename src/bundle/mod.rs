@@ -36,6 +36,7 @@ pub use companions::{CONFIG, INDEX, MANIFEST, PROVENANCE, check as check_compani
 pub use companions::{is_bundle_file, list as list_files};
 pub use error::BundleError;
 pub use job::{Opened, check_apart, default_work_dir, open_job};
+pub use layout::module_of;
 pub use linear::{RawTensor, assemble_linear, read_linear, read_raw};
 pub use manifest::{FORMAT_VERSION, QUANT_METHOD, multiplier_keys, torch_name};
 pub use provenance::{Bpw, FileRecord, Provenance, TensorMetrics, Tool};

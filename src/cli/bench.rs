@@ -80,6 +80,7 @@ pub fn run(bench: &Bench, ui: &Ui) -> anyhow::Result<Status> {
             results.push(Measurement { bits, backend: encoder.name(), tiles_per_second, speedup, mse });
         }
     }
+    anyhow::ensure!(!results.is_empty(), "codebook {} has none of these bit rates", args.codebook);
     let report = Report { threads: rayon::current_num_threads(), codebook: args.codebook, results };
     ui.result(&table(&report), &report)?;
     Ok(Status::Done)

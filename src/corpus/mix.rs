@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use crate::linalg::Rng;
+
 use super::{Bos, Corpus, CorpusError, Shape, Tokenizer};
 
 const CONFIG: &str = include_str!("../../configs/calibration-default.toml");
@@ -194,16 +196,20 @@ fn refill(mix: &Mix, shares: &[usize], texts: &[Vec<Vec<u32>>]) -> Result<Vec<us
     if missing == 0 { Ok(counts) } else { Err((need, have)) }
 }
 
-/// Rows of uniform tokens from a SplitMix64 sequence.
+/// Rows of uniform tokens.
 struct RandomRows {
     bos: Option<u32>,
     ids: Vec<u32>,
-    state: u64,
+    rng: Rng,
 }
 
 impl RandomRows {
     fn new(tokenizer: &Tokenizer, seed: u64, vocab: usize) -> RandomRows {
-        RandomRows { bos: tokenizer.bos_id(), ids: tokenizer.text_ids(vocab), state: seed }
+        RandomRows {
+            bos: tokenizer.bos_id(),
+            ids: tokenizer.text_ids(vocab),
+            rng: Rng::new(seed, "calibration"),
+        }
     }
 
     fn row(&mut self, cols: usize) -> Result<Vec<u32>, CorpusError> {
@@ -213,17 +219,9 @@ impl RandomRows {
         let mut row = Vec::with_capacity(cols);
         row.extend(self.bos);
         while row.len() < cols {
-            let draw = (u128::from(self.next()) * self.ids.len() as u128) >> 64;
+            let draw = (u128::from(self.rng.next_u64()) * self.ids.len() as u128) >> 64;
             row.push(self.ids[draw as usize]);
         }
         Ok(row)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::bundle::module_of;
 use crate::encode::{EncodeError, TrellisSpec};
 use crate::format::{Bits, Codebook, TILE_LEN};
 use crate::model::{LinearSpec, Model, ModelError};
@@ -140,9 +141,4 @@ fn modules(
         modules.push(head);
     }
     modules
-}
-
-/// The module that a tensor belongs to.
-fn module_of(tensor: &str) -> &str {
-    tensor.rsplit_once('.').map_or(tensor, |(module, _)| module)
 }

@@ -27,7 +27,7 @@ pub use metrics::{Errors, output_error};
 pub use refit::refit;
 use regularize::largest;
 pub use regularize::{OutScales, Regularized, out_scales_ratio, regularize};
-pub use scale::{ScaleSearch, search as search_scale};
+pub use scale::search as search_scale;
 
 /// Why a tensor cannot be quantized.
 #[derive(Debug, Error)]
@@ -153,7 +153,7 @@ impl Quantizer<'_> {
             return Err(QuantizeError::Overflow { key: linear.key.clone() });
         }
         let scale = search_scale(&regularized.weight, &self.spec, self.encoder)?;
-        regularized.apply_scale(scale.g);
+        regularized.apply_scale(scale);
         Ok(regularized)
     }
 

@@ -19,15 +19,6 @@ const FINE_STEP: f64 = 0.075;
 const FINE_POINTS: usize = 5;
 const LEAST: f64 = 0.01;
 
-/// What the search found.
-#[derive(Clone, Copy, Debug)]
-pub struct ScaleSearch {
-    /// Global scale.
-    pub g: f64,
-    /// Mean square error of the sample at the best grid point.
-    pub mse: f64,
-}
-
 /// Error feedback widens the distribution that the encoder sees at low rates by this factor.
 fn feedback_drift(bits: Bits) -> f32 {
     match bits.as_f64() {
@@ -42,11 +33,7 @@ fn feedback_drift(bits: Bits) -> f32 {
 
 /// Finds the global scale of a regularized weight `[k, n]`: a coarse grid, a fine one around its
 /// best point, and a parabola through the best of that.
-pub fn search(
-    weight: &Matrix,
-    spec: &TrellisSpec,
-    encoder: &dyn TileEncoder,
-) -> Result<ScaleSearch, QuantizeError> {
+pub fn search(weight: &Matrix, spec: &TrellisSpec, encoder: &dyn TileEncoder) -> Result<f64, QuantizeError> {
     let drift = feedback_drift(spec.bits());
     let sample: Vec<f32> = sample_tiles(weight).into_iter().map(|v| v * drift).collect();
     let coarse_sample: Vec<f32> =
@@ -59,7 +46,7 @@ pub fn search(
     let loss = losses(&sample, &fine, spec, encoder)?;
     let best = smallest(&loss);
     let g = (fine[best] + parabola_offset(&loss, best) * FINE_STEP).max(LEAST);
-    Ok(ScaleSearch { g, mse: loss[best] })
+    Ok(g)
 }
 
 /// A wrapped diagonal, which meets every tile row and column, and the tiles of extreme energy, in
