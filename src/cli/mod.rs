@@ -1,8 +1,10 @@
 //! The command line: the only code that reads arguments and the environment, prints, draws bars
 //! and picks exit codes. One command per file.
 
+mod backend;
 mod bench;
 mod convert;
+mod devices;
 mod eval;
 mod threads;
 mod ui;
@@ -57,6 +59,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Convert(convert::ConvertArgs),
+    Devices(devices::DevicesArgs),
     /// Measure speed on this machine
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -82,6 +85,7 @@ fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
     threads::set(cli.threads)?;
     match cli.command {
         Command::Convert(args) => convert::run(&args, ui),
+        Command::Devices(args) => devices::run(&args, ui),
         Command::Bench(bench) => bench::run(&bench, ui),
         Command::Eval(command) => eval::run(command, ui),
         Command::Verify(args) => verify::run(&args, ui),
