@@ -36,8 +36,22 @@
 #define STEP_UNROLL __attribute__((opencl_unroll_hint(1)))
 #endif
 
+#if ARITHMETIC == EMULATED
+
+#if RUN == 16
+inline lanes two_repeated16(float2 x) { return x.s0000000011111111; }
+inline lanes four_repeated16(float4 x) { return x.s0000111122223333; }
+#elif RUN == 8
+inline lanes two_repeated8(float2 x) { return x.s00001111; }
+inline lanes four_repeated8(float4 x) { return x.s00112233; }
+#elif RUN == 4
+inline lanes two_repeated4(float2 x) { return x.s0011; }
+#endif
+
+#else
+
 // The values of `state` and `state + 1`; `state` is even.
-inline pair loaded(__global const ushort* table, uint state) {
+inline pair loaded(__global const VALUE* table, uint state) {
     return pair_of(((__global const uint*)table)[state / 2]);
 }
 
@@ -56,6 +70,8 @@ inline pair loaded(__global const ushort* table, uint state) {
     } while (0)
 #endif
 
+#endif
+
 #if HALF_RATE
 #define STEP step_widening
 #define KIN BITS
@@ -70,6 +86,12 @@ inline pair loaded(__global const ushort* table, uint state) {
 #define KIN BITS
 #define KOUT BITS
 #include "step.h"
+#endif
+
+#if ARITHMETIC == EMULATED
+#define RUN_STEP(STEP) STEP(table, w, before, after, row)
+#else
+#define RUN_STEP(STEP) STEP(table, cache, w, before, after, partial, row)
 #endif
 
 // Rows of costs are as long as the most nodes of any step.
@@ -87,7 +109,7 @@ inline uint row_after(int i, int pass) {
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1)))
 void forward(
     __global const float* restrict tiles,  // [count, LEN]
-    __global const ushort* restrict table, // [65536], half bits
+    __global const VALUE* restrict table,  // [65536]
     __global const ushort* restrict start, // [count], nodes; read in pass 2
     __global ushort* history,              // [count, LEN, STRIDE], half bits
     const int pass
@@ -112,7 +134,9 @@ void forward(
     COST_SPACE ushort* before = costs;
     COST_SPACE ushort* after = costs;
 #endif
-#if SPLIT > 1
+#if ARITHMETIC == EMULATED
+    // Emulated sums are not shared.
+#elif SPLIT > 1
     __local ushort partial[WORK_GROUP * RUN] __attribute__((aligned(16)));
 #else
     __local ushort* partial = 0;
@@ -134,14 +158,18 @@ void forward(
             cache[part * (RUN / 2) + p] = loaded(table, state);
         }
     }
-#else
+#elif ARITHMETIC != EMULATED
     const pair* cache = 0;
 #endif
     barrier(COST_FENCE);
 
     for (int i = 0; i < LEN; ++i) {
         const int r = (i + roll) % LEN;
-        const pair w = both(weights[r]);
+#if ARITHMETIC == EMULATED
+        const float w = weight_of(weights, r);
+#else
+        const pair w = weight_of(weights, r);
+#endif
         __global ushort* row = history + (size_t)row_after(i, pass) * STRIDE;
 #if COSTS == GLOBAL
         after = row;
@@ -150,10 +178,10 @@ void forward(
         if (pass == 1 && i < KEEP_FROM) row = 0;
 #endif
 #if HALF_RATE
-        if (r % 2) step_narrowing(table, cache, w, before, after, partial, row);
-        else step_widening(table, cache, w, before, after, partial, row);
+        if (r % 2) RUN_STEP(step_narrowing);
+        else RUN_STEP(step_widening);
 #else
-        step(table, cache, w, before, after, partial, row);
+        RUN_STEP(step);
 #endif
         COST_SPACE ushort* const spent = before;
         before = after;

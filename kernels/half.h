@@ -1,13 +1,13 @@
-// Half arithmetic on pairs: the one place that knows how a device rounds.
-//
-// A `pair` holds the halves of two neighbouring nodes. Every operation rounds once, to nearest even.
-// A cost is never negative, so its bits are ordered as unsigned integers.
+// Half arithmetic: the one place that knows how a device rounds. Every operation rounds once, to nearest
+// even. A cost is never negative, so its bits are ordered as unsigned integers.
 //
 // ARITHMETIC:
 //   NATIVE    cl_khr_fp16
 //   PTX       NVIDIA's compiler has no cl_khr_fp16, but takes PTX of compute capability 8.0
-//   EMULATED  exact in f32: the smallest sum is taken before it is rounded, for rounding is monotonic;
-//             where its f32 does not tell how the exact sum rounds, `exact` is asked
+//   EMULATED  exact, in vectors of f32
+//
+// A `run` is RUN neighbouring nodes. With halves it is RUN / 2 `pair`s, the halves of two nodes each;
+// emulated, it is one vector of RUN `lanes`.
 
 #define EMULATED 0
 #define NATIVE 1
@@ -16,6 +16,70 @@
 #pragma OPENCL FP_CONTRACT OFF
 
 #define INFINITE 0x7c00u
+
+#if ARITHMETIC == EMULATED
+
+typedef float VALUE; // of the table of values
+
+#define CONCAT_(a, b) a##b
+#define CONCAT(a, b) CONCAT_(a, b)
+typedef CONCAT(float, RUN) lanes;
+typedef CONCAT(uint, RUN) words;
+typedef CONCAT(ushort, RUN) halves;
+#define AS_LANES CONCAT(as_float, RUN)
+#define AS_WORDS CONCAT(as_uint, RUN)
+#define TO_WORDS CONCAT(convert_uint, RUN)
+#define TO_HALVES CONCAT(convert_ushort, RUN)
+#define LOAD_LANES CONCAT(vload, RUN)
+#define STORE_HALVES CONCAT(vstore, RUN)
+
+// Infinity is 2^16 here, its bits read as a number: whatever is added, it rounds to infinity again.
+#define OVERFLOWN 65536.0f
+
+// The nearest multiple of the last place of a half, ties to even, of numbers that are not negative.
+// Adding and taking away 2^13 last places rounds; a last place is 2^-10 of its binade, and 2^-24 below
+// 2^-14.
+inline lanes round_to_half(lanes x) {
+    const lanes binade = AS_LANES(AS_WORDS(fmax(x, (lanes)(0x1p-14f))) & 0x7f800000u);
+    const lanes magic = binade * 8192.0f;
+    return (x + magic) - magic;
+}
+
+// The magnitude of `value - w`, rounded to half: it is only squared.
+inline lanes difference(lanes value, lanes w) { return round_to_half(fabs(value - w)); }
+
+// `d * d + c` rounded to odd, so that rounding it again, to half, is right. The square is exact; TwoSum
+// gives the error of the sum.
+inline lanes square_add_to_odd(lanes d, lanes c) {
+    const lanes square = d * d;
+    const lanes sum = square + c;
+    const lanes c_part = sum - square;
+    const lanes error = (square - (sum - c_part)) + (c - c_part);
+    const words bits = AS_WORDS(sum);
+    const lanes odd = AS_LANES(error > 0.0f ? bits + 1u : bits - 1u);
+    return error == 0.0f || (bits & 1u) != 0u ? sum : odd;
+}
+
+// Whether an f32 does not tell how the exact sum rounds: it lies half way between two halves, or below
+// the smallest normal half.
+inline int undecided(lanes x) { return any(AS_WORDS(x) << 19 == 0x80000000u || x < 0x1p-14f); }
+
+// Half bits of numbers that are half-valued and not negative, and back: moving exponent and mantissa
+// into place leaves the exponent 112 off.
+inline halves to_bits(lanes x) { return TO_HALVES(AS_WORDS(fmin(x, (lanes)(OVERFLOWN)) * 0x1p-112f) >> 13); }
+inline float of_bits(uint bits) { return as_float(bits << 13) * 0x1p112f; }
+
+// The bits of the cost of one candidate.
+inline uint candidate_cost(VALUE value, float w, uint cost) {
+    const lanes d = difference((lanes)(value), (lanes)(w));
+    return to_bits(round_to_half(square_add_to_odd(d, (lanes)(of_bits(cost))))).s0;
+}
+
+inline float weight_of(__local const ushort* bits, uint at) { return vload_half(at, (__local const half*)bits); }
+
+#else
+
+typedef ushort VALUE; // of the table of values: half bits
 
 #if ARITHMETIC == NATIVE
 
@@ -28,8 +92,11 @@ inline uint word_of(pair x) { return as_uint(x); }
 inline pair subtract(pair a, pair b) { return a - b; }
 inline pair square_add(pair d, pair c) { return fma(d, d, c); }
 inline pair smaller(pair a, pair b) { return as_half2(min(as_ushort2(a), as_ushort2(b))); }
+inline pair both(uint half_bits) { return pair_of(half_bits | half_bits << 16); }
+inline pair both_low(uint word) { return both(word & 0xffffu); }
+inline pair both_high(uint word) { return both(word >> 16); }
 
-#elif ARITHMETIC == PTX
+#else
 
 typedef uint pair;
 
@@ -54,75 +121,27 @@ inline pair smaller(pair a, pair b) {
     return least;
 }
 
-#else
-
-typedef float2 pair;
-
-// Rounds to the nearest half, ties to even: adding and taking away 2^13 last places leaves the nearest
-// multiple of one. The last place of a half is 2^-10 of its binade, and 2^-24 below 2^-14.
-inline float2 round_to_half(float2 x) {
-    const float2 magnitude = fabs(x);
-    const float2 binade = as_float2(as_uint2(fmax(magnitude, (float2)(0x1p-14f))) & 0x7f800000u);
-    const float2 magic = binade * 8192.0f;
-    const float2 rounded = (magnitude + magic) - magic;
-    return copysign(select(rounded, (float2)(INFINITY), isgreaterequal(magnitude, (float2)(65520.0f))), x);
-}
-
-// The square is exact and the sum is rounded to odd, so that rounding it again, to half, is right.
-inline float to_odd(float d, float c) {
-    const float square = d * d;
-    const float sum = square + c;
-    const float c_part = sum - square;
-    const float error = (square - (sum - c_part)) + (c - c_part);
-    const uint bits = as_uint(sum);
-    if (isinf(sum) || error == 0.0f || (bits & 1u)) return sum;
-    return as_float(error > 0.0f ? bits + 1u : bits - 1u);
-}
-
-inline pair pair_of(uint word) { return vload_half2(0, (const half*)&word); }
-
-inline uint word_of(pair x) {
-    uint word;
-    vstore_half2(x, 0, (half*)&word); // x is half-valued: nothing is rounded
-    return word;
-}
-
-inline pair subtract(pair a, pair b) { return round_to_half(a - b); }
-inline pair square_add(pair d, pair c) { return d * d + c; }
-inline pair exact(pair d, pair c) { return (float2)(to_odd(d.x, c.x), to_odd(d.y, c.y)); }
-inline pair smaller(pair a, pair b) { return fmin(a, b); }
-
-// Whether a sum lies half way between two halves, or below the smallest normal half.
-inline int undecided(pair x) {
-    const uint2 low_bits = as_uint2(x) << 19;
-    return low_bits.x == 0x80000000u || low_bits.y == 0x80000000u || x.x < 0x1p-14f || x.y < 0x1p-14f;
-}
-
-#endif
-
-inline pair both(uint half_bits) { return pair_of(half_bits | half_bits << 16); }
-
-#if ARITHMETIC == PTX
 inline pair both_low(uint word) {
     pair x;
     asm("prmt.b32 %0, %1, %1, 0x1010;" : "=r"(x) : "r"(word));
     return x;
 }
+
 inline pair both_high(uint word) {
     pair x;
     asm("prmt.b32 %0, %1, %1, 0x3232;" : "=r"(x) : "r"(word));
     return x;
 }
-#else
-inline pair both_low(uint word) { return both(word & 0xffffu); }
-inline pair both_high(uint word) { return both(word >> 16); }
+
+inline pair both(uint half_bits) { return both_low(half_bits); }
+
 #endif
 
-// The bits of `half(d * d + c)`, for the bits of one half-valued difference and cost.
-inline uint cost_bits(pair d, pair c) {
-#if ARITHMETIC == EMULATED
-    return word_of(round_to_half(exact(d, c))) & 0xffffu;
-#else
-    return word_of(square_add(d, c)) & 0xffffu;
-#endif
+// The bits of the cost of one candidate.
+inline uint candidate_cost(VALUE value, pair w, uint cost) {
+    return word_of(square_add(subtract(both(value), w), both(cost))) & 0xffffu;
 }
+
+inline pair weight_of(__local const ushort* bits, uint at) { return both(bits[at]); }
+
+#endif

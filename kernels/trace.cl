@@ -28,7 +28,7 @@ inline uint node_of(uint rank) {
 __kernel __attribute__((reqd_work_group_size(TRACE_GROUP, 1, 1)))
 void trace(
     __global const float* restrict tiles,    // [count, LEN]
-    __global const ushort* restrict table,   // [65536], half bits
+    __global const VALUE* restrict table,    // [65536]
     __global const ushort* restrict history, // [count, LEN, STRIDE], half bits
     __global ushort* restrict start,         // [count], nodes; written in pass 1, read in pass 2
     __global ushort* restrict states,        // [count, LEN]; written in pass 2
@@ -74,12 +74,11 @@ void trace(
         const uint kout = width((r + 1) % LEN);
         __global const ushort* row = history + (size_t)(i - first_row) * STRIDE;
         const uint target = row[node];
-        const pair w = both(weights[r]);
         for (uint q = item; q < 1u << kout; q += TRACE_GROUP) {
             const uint state = q << (16 - kout) | node;
             const uint from = state >> kin;
             const uint cost = i > 0 ? row[(int)from - (int)STRIDE] : from == start_node ? 0 : INFINITE;
-            if (cost_bits(subtract(both(table[state]), w), both(cost)) == target) {
+            if (candidate_cost(table[state], weight_of(weights, r), cost) == target) {
                 atomic_min(&found[i % 3], q);
                 break;
             }

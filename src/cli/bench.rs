@@ -9,7 +9,7 @@ use exl3_candle::format::{Bits, Codebook, TILE_LEN};
 use exl3_candle::linalg::Rng;
 use serde::Serialize;
 
-use super::backend::{self, MemoryArgs};
+use super::backend::{self, Backend, MemoryArgs};
 use super::{Status, Ui};
 
 #[derive(Subcommand)]
@@ -25,7 +25,7 @@ pub struct EncoderArgs {
     bits: Vec<Bits>,
     #[arg(long, default_value = "mul1")]
     codebook: Codebook,
-    /// Encoders to measure: scalar, portable, avx2, avx512, opencl:N [default: all that run here but
+    /// Encoders to measure: scalar, portable, avx2, avx512, opencl, opencl:N [default: all that run here but
     /// for OpenCL devices that are no GPU]
     #[arg(long, value_delimiter = ',')]
     backend: Vec<String>,
@@ -121,9 +121,8 @@ fn chosen_subjects(names: &[String]) -> anyhow::Result<Vec<Subject>> {
     let known: Vec<String> = hosts.iter().map(|host| host.name().to_owned()).collect();
     let mut subjects = Vec::new();
     for name in names {
-        if let Some(number) = name.strip_prefix("opencl:") {
-            let number = number.parse().map_err(|_| anyhow::anyhow!("expected opencl:N, found \"{name}\""))?;
-            subjects.extend(backend::chosen(&devices()?, &[number])?.into_iter().map(Subject::Device));
+        if let Ok(Backend::OpenCl(numbers)) = name.parse() {
+            subjects.extend(backend::chosen(&devices()?, &numbers)?.into_iter().map(Subject::Device));
         } else if let Some(at) = hosts.iter().position(|host| host.name() == name) {
             subjects.push(Subject::Host(hosts.remove(at)));
         } else {
@@ -142,13 +141,13 @@ fn on_device(
 ) -> anyhow::Result<Vec<Measurement>> {
     if !args.sweep {
         let encoder = args.memory.open(device, backend::measured())?;
-        return Ok(vec![measure(&encoder, Some(encoder.variant(spec)?), spec, args, ui)?]);
+        return Ok(vec![measure(&encoder, Some((encoder.variant(spec)?, device)), spec, args, ui)?]);
     }
     let mut results = Vec::new();
     for variant in Variant::all(spec, device) {
         let encoder = args.memory.open(device, Tuning::Fixed(variant))?;
         match encoder.variant(spec) {
-            Ok(_) => results.push(measure(&encoder, Some(variant), spec, args, ui)?),
+            Ok(_) => results.push(measure(&encoder, Some((variant, device)), spec, args, ui)?),
             Err(error @ (OpenClError::Deadline { .. } | OpenClError::WrongResult { .. })) => {
                 return Err(error.into());
             }
@@ -162,7 +161,7 @@ fn on_device(
 /// Tiles per second over whole batches, after one batch to warm up; and the error on N(0, 1).
 fn measure(
     encoder: &dyn TileEncoder,
-    variant: Option<Variant>,
+    kernels: Option<(Variant, &DeviceInfo)>,
     spec: &TrellisSpec,
     args: &EncoderArgs,
     ui: &Ui,
@@ -191,11 +190,11 @@ fn measure(
     let measurement = Measurement {
         bits: spec.bits(),
         backend: encoder.name().to_owned(),
-        variant: variant.map(|variant| variant.to_string()),
+        variant: kernels.map(|(variant, _)| variant.to_string()),
         tiles_per_second,
         speedup: None,
         mse: error / tiles.len() as f64,
-        device_bytes_per_tile: variant.map(|_| Estimate::of(spec).per_tile),
+        device_bytes_per_tile: kernels.map(|(_, device)| Estimate::of(spec, device).per_tile),
     };
     ui.note(&format!("{} bits, {}: {tiles_per_second:.2} tiles/s", spec.bits(), measurement.label()));
     Ok(measurement)

@@ -20,11 +20,11 @@ use opencl3::types::{CL_BLOCKING, cl_mem};
 
 use super::OpenClError;
 
-/// How long a launch may take. Launches are sized to take at most about a second.
-const DEADLINE: Duration = Duration::from_secs(60);
-/// Waiting starts by yielding; a launch that takes longer is asked for at growing intervals.
-const SPIN: Duration = Duration::from_micros(200);
-const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// Waiting starts by yielding; a launch that takes longer is asked for at intervals of a share of the
+/// time it took so far.
+const SPIN: Duration = Duration::from_millis(1);
+const NAP_SHARE: u32 = 32;
+const LONGEST_NAP: Duration = Duration::from_millis(2);
 
 /// A type whose every bit pattern is a value, the same on device and host.
 pub trait Scalar: Copy + Default + Send + 'static {}
@@ -36,6 +36,7 @@ pub struct Session {
     name: String,
     context: Context,
     queue: CommandQueue,
+    deadline: Duration,
 }
 
 /// Memory of a device, `len` elements.
@@ -66,11 +67,12 @@ impl<T: Scalar> Memory<T> {
 }
 
 impl Session {
-    pub fn open(device: Device, name: &str) -> Result<Self, OpenClError> {
+    /// Opens a device. A launch that is not done after `deadline` is taken for one that never will be.
+    pub fn open(device: Device, name: &str, deadline: Duration) -> Result<Self, OpenClError> {
         let failed = failure(name, "opening the device");
         let context = Context::from_device(&device).map_err(&failed)?;
         let queue = CommandQueue::create_default(&context, 0).map_err(&failed)?;
-        Ok(Self { name: name.to_owned(), context, queue })
+        Ok(Self { name: name.to_owned(), context, queue, deadline })
     }
 
     /// Compiles `source` and gives its kernel `kernel`.
@@ -89,6 +91,13 @@ impl Session {
         // SAFETY: no host pointer is passed, so the driver owns the memory.
         let buffer = unsafe { Buffer::create(&self.context, flags, len, ptr::null_mut()) };
         Ok(Memory { buffer: buffer.map_err(failure(&self.name, "clCreateBuffer"))?, len })
+    }
+
+    /// Memory that holds `data`.
+    pub fn filled<T: Scalar>(&self, data: &[T]) -> Result<Memory<T>, OpenClError> {
+        let mut memory = self.allocate(data.len(), Residence::Device)?;
+        self.write(&mut memory, data)?;
+        Ok(memory)
     }
 
     /// Copies `data` to the start of `memory`.
@@ -175,7 +184,6 @@ impl Session {
     /// Waits until a launch is done, by asking: a driver's own waiting may never return.
     pub fn wait(&self, running: Running) -> Result<(), OpenClError> {
         let started = Instant::now();
-        let mut nap = SPIN / 4;
         loop {
             let status = running.event.command_execution_status();
             match status.map_err(failure(&self.name, "clGetEventInfo"))?.0 {
@@ -184,15 +192,14 @@ impl Session {
                 _ => {}
             }
             let waited = started.elapsed();
-            if waited > DEADLINE {
+            if waited > self.deadline {
                 std::mem::forget(running);
-                return Err(OpenClError::Deadline { device: self.name.clone(), limit: DEADLINE });
+                return Err(OpenClError::Deadline { device: self.name.clone(), limit: self.deadline });
             }
             if waited < SPIN {
                 std::thread::yield_now();
             } else {
-                std::thread::sleep(nap);
-                nap = (nap * 2).min(LONGEST_NAP);
+                std::thread::sleep((waited / NAP_SHARE).min(LONGEST_NAP));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::super::TrellisSpec;
 use super::OpenClError;
-use super::device::DeviceInfo;
+use super::device::{Arithmetic, DeviceInfo};
 use super::driver::{Memory, Residence, Session};
 use super::variant::stride;
 
@@ -29,12 +29,16 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    pub fn of(spec: &TrellisSpec) -> Self {
+    pub fn of(spec: &TrellisSpec, device: &DeviceInfo) -> Self {
         let len = spec.len() as u64;
         let history = len * stride(spec) as u64 * size_of::<u16>() as u64;
         let weights_and_states = len * (size_of::<f32>() + size_of::<u16>()) as u64;
         let per_tile = history + weights_and_states + size_of::<u16>() as u64;
-        Self { table: 65536 * size_of::<u16>() as u64, per_tile, history_per_tile: history }
+        let value = match device.arithmetic {
+            Arithmetic::Emulated => size_of::<f32>(),
+            _ => size_of::<u16>(),
+        };
+        Self { table: 65536 * value as u64, per_tile, history_per_tile: history }
     }
 
     pub fn bytes(&self, tiles: usize) -> u64 {
@@ -61,7 +65,7 @@ impl MemoryPolicy {
     /// # Errors
     /// Not even one.
     pub fn most_tiles(&self, spec: &TrellisSpec, device: &DeviceInfo) -> Result<usize, OpenClError> {
-        let estimate = Estimate::of(spec);
+        let estimate = Estimate::of(spec, device);
         let budget = self.budget(device);
         let by_budget = budget.saturating_sub(estimate.table) / estimate.per_tile;
         let by_buffer = device.max_buffer_bytes / estimate.history_per_tile;

@@ -2,7 +2,7 @@
 //! after the forward pass. All variants give the same states as [`Scalar`](super::Scalar).
 //!
 //! Tiles go through in batches. A batch is four launches (forward and back, twice), sized so that none
-//! takes much longer than [`LAUNCH`]; the buffers stay within a [`MemoryPolicy`]. Before the first tile
+//! takes much longer than half a second; the buffers stay within a [`MemoryPolicy`]. Before the first tile
 //! of a bit rate some tiles are compared with the CPU encoder's.
 
 mod device;
@@ -24,7 +24,7 @@ use super::trace::{Pass, Search, values_of};
 use super::{Cpu, EncodeError, TileEncoder, TrellisSpec, check_tiles, half_math};
 use crate::format::Codebook;
 use crate::linalg::Rng;
-use driver::{Argument, Memory, Residence, Session};
+use driver::{Argument, Memory, Residence, Running, Session};
 use memory::Arena;
 use variant::{stride, trace_group};
 
@@ -41,6 +41,9 @@ const LAUNCH: Duration = Duration::from_millis(500);
 const TILES_PER_UNIT: usize = 16;
 /// Tiles that are compared with the CPU encoder's before a bit rate is used.
 const CHECKED_TILES: usize = 6;
+
+/// How long a batch may take, unless said otherwise. Batches are sized to take about a second.
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// How the kernels' variant is chosen.
 #[derive(Clone, Debug)]
@@ -66,8 +69,24 @@ struct State {
     session: Session,
     tuning: Tuning,
     arena: Option<Arena>,
-    tables: HashMap<Codebook, Memory<u16>>,
+    tables: HashMap<Codebook, Table>,
     ready: HashMap<TrellisSpec, Ready>,
+}
+
+/// A codebook's values as the kernels want them.
+enum Table {
+    Halves(Memory<u16>),
+    /// Where halves are emulated.
+    Floats(Memory<f32>),
+}
+
+impl Table {
+    fn argument(&self) -> Argument<'_> {
+        match self {
+            Self::Halves(memory) => Argument::U16(memory),
+            Self::Floats(memory) => Argument::F32(memory),
+        }
+    }
 }
 
 /// A bit rate that was compiled and checked.
@@ -89,7 +108,17 @@ impl OpenCl {
     /// # Errors
     /// The driver refuses.
     pub fn open(device: &DeviceInfo, policy: MemoryPolicy, tuning: Tuning) -> Result<Self, OpenClError> {
-        let session = Session::open(device.handle.0, &device.name)?;
+        Self::open_with_deadline(device, policy, tuning, DEADLINE)
+    }
+
+    /// [`OpenCl::open`], with another time after which a device is taken to hang.
+    pub fn open_with_deadline(
+        device: &DeviceInfo,
+        policy: MemoryPolicy,
+        tuning: Tuning,
+        deadline: Duration,
+    ) -> Result<Self, OpenClError> {
+        let session = Session::open(device.handle.0, &device.name, deadline)?;
         let state =
             State { session, tuning, arena: None, tables: HashMap::new(), ready: HashMap::new() };
         Ok(Self {
@@ -242,7 +271,7 @@ impl State {
         let options = variant.options(spec, device);
         let forward = self.session.build(&source::forward(), &options, "forward")?;
         let trace = self.session.build(&source::trace(), &options, "trace")?;
-        self.fill_table(spec.codebook())?;
+        self.fill_table(spec.codebook(), device.arithmetic)?;
         let batch = most.min(device.compute_units as usize);
         let ready = Ready { variant, forward, trace, batch, most, tiles_per_second: 0.0 };
         self.ready.insert(*spec, ready);
@@ -253,13 +282,19 @@ impl State {
         checked
     }
 
-    fn fill_table(&mut self, codebook: Codebook) -> Result<(), OpenClError> {
-        if !self.tables.contains_key(&codebook) {
-            let values: Vec<u16> = codebook.values().iter().map(|value| value.to_bits()).collect();
-            let mut table = self.session.allocate(values.len(), Residence::Device)?;
-            self.session.write(&mut table, &values)?;
-            self.tables.insert(codebook, table);
+    fn fill_table(&mut self, codebook: Codebook, arithmetic: Arithmetic) -> Result<(), OpenClError> {
+        if self.tables.contains_key(&codebook) {
+            return Ok(());
         }
+        let values = codebook.values();
+        let table = if arithmetic == Arithmetic::Emulated {
+            let values: Vec<f32> = values.into_iter().map(f32::from).collect();
+            Table::Floats(self.session.filled(&values)?)
+        } else {
+            let bits: Vec<u16> = values.iter().map(|value| value.to_bits()).collect();
+            Table::Halves(self.session.filled(&bits)?)
+        };
+        self.tables.insert(codebook, table);
         Ok(())
     }
 
@@ -382,7 +417,7 @@ impl State {
 struct Batch<'a> {
     session: &'a Session,
     ready: &'a Ready,
-    table: &'a Memory<u16>,
+    table: &'a Table,
     spec: &'a TrellisSpec,
     device: &'a DeviceInfo,
     count: usize,
@@ -390,13 +425,18 @@ struct Batch<'a> {
 
 impl Batch<'_> {
     fn traced_on_device(&self, arena: &Arena, states: &mut [u16]) -> Result<Duration, OpenClError> {
-        let mut longest = Duration::ZERO;
-        for pass in [1, 2] {
-            longest = longest.max(self.forward(arena, pass)?);
-            longest = longest.max(self.trace(arena, pass)?);
-        }
+        let started = Instant::now();
+        // The queue is in order: the last launch is done when all are. A failure of one is its failure.
+        let running = [
+            self.forward(arena, 1)?,
+            self.trace(arena, 1)?,
+            self.forward(arena, 2)?,
+            self.trace(arena, 2)?,
+        ];
+        running.into_iter().rev().try_for_each(|running| self.session.wait(running))?;
+        let both_passes = started.elapsed();
         self.session.read(&arena.states, 0, states)?;
-        Ok(longest)
+        Ok(both_passes / 2)
     }
 
     fn traced_on_host(
@@ -405,13 +445,17 @@ impl Batch<'_> {
         tiles: &[f32],
         states: &mut [u16],
     ) -> Result<Duration, OpenClError> {
-        let first = self.forward(arena, 1)?;
+        let started = Instant::now();
+        self.session.wait(self.forward(arena, 1)?)?;
+        let first = started.elapsed();
         let mut start = vec![0u16; self.count];
         self.searches(arena, tiles, |_| Pass::free(self.spec.len()), &mut start, 1, |search, start| {
             start[0] = search.closing_node() as u16;
         })?;
         self.session.write(&mut arena.start, &start)?;
-        let second = self.forward(arena, 2)?;
+        let started = Instant::now();
+        self.session.wait(self.forward(arena, 2)?)?;
+        let second = started.elapsed();
         let closed = |tile: usize| Pass::closed(start[tile].into());
         self.searches(arena, tiles, closed, states, self.spec.len(), |search, states| {
             search.trace(search.pass.start.unwrap_or(0), states);
@@ -453,36 +497,30 @@ impl Batch<'_> {
         }
     }
 
-    /// Runs `forward` for a pass.
-    fn forward(&self, arena: &Arena, pass: i32) -> Result<Duration, OpenClError> {
+    /// Starts `forward` for a pass.
+    fn forward(&self, arena: &Arena, pass: i32) -> Result<Running, OpenClError> {
         let arguments = [
             Argument::F32(&arena.tiles),
-            Argument::U16(self.table),
+            self.table.argument(),
             Argument::U16(&arena.start),
             Argument::U16(&arena.history),
             Argument::Int(pass),
         ];
-        self.timed(&self.ready.forward, &arguments, self.ready.variant.work_group)
+        let size = self.ready.variant.work_group;
+        self.session.launch(&self.ready.forward, &arguments, self.count, size)
     }
 
-    /// Runs `trace` for a pass.
-    fn trace(&self, arena: &Arena, pass: i32) -> Result<Duration, OpenClError> {
+    /// Starts `trace` for a pass.
+    fn trace(&self, arena: &Arena, pass: i32) -> Result<Running, OpenClError> {
         let arguments = [
             Argument::F32(&arena.tiles),
-            Argument::U16(self.table),
+            self.table.argument(),
             Argument::U16(&arena.history),
             Argument::U16(&arena.start),
             Argument::U16(&arena.states),
             Argument::Int(pass),
         ];
-        self.timed(&self.ready.trace, &arguments, trace_group(self.device))
-    }
-
-    fn timed(&self, kernel: &Kernel, arguments: &[Argument<'_>], size: usize) -> Result<Duration, OpenClError> {
-        let started = Instant::now();
-        let running = self.session.launch(kernel, arguments, self.count, size)?;
-        self.session.wait(running)?;
-        Ok(started.elapsed())
+        self.session.launch(&self.ready.trace, &arguments, self.count, trace_group(self.device))
     }
 }
 

@@ -3,9 +3,11 @@
 const FORWARD: &str = include_str!("../../../kernels/forward.cl");
 const TRACE: &str = include_str!("../../../kernels/trace.cl");
 /// Files that others include.
-const HEADERS: [(&str, &str); 2] = [
+const HEADERS: [(&str, &str); 4] = [
     ("half.h", include_str!("../../../kernels/half.h")),
     ("step.h", include_str!("../../../kernels/step.h")),
+    ("step_halves.h", include_str!("../../../kernels/step_halves.h")),
+    ("step_emulated.h", include_str!("../../../kernels/step_emulated.h")),
 ];
 
 pub fn forward() -> String {
@@ -20,8 +22,10 @@ pub fn trace() -> String {
 fn with_headers(source: &str) -> String {
     let mut whole = String::new();
     for line in source.lines() {
-        let header = HEADERS.iter().find(|(name, _)| line == format!("#include \"{name}\""));
-        whole.push_str(header.map_or(line, |(_, text)| text));
+        match HEADERS.iter().find(|(name, _)| line == format!("#include \"{name}\"")) {
+            Some((_, text)) => whole.push_str(&with_headers(text)),
+            None => whole.push_str(line),
+        }
         whole.push('\n');
     }
     whole

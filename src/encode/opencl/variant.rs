@@ -178,22 +178,30 @@ impl Variant {
 
     /// Registers first: a work-group of 512 holds the whole codebook in them.
     fn for_graphics(spec: &TrellisSpec, device: &DeviceInfo) -> Vec<Self> {
+        use {Costs::*, Values::*};
         let (fewest, _) = node_counts(spec);
-        let mut all = Vec::new();
-        for values in [Values::Cached, Values::Table] {
-            for work_group in [512, 1024, 256] {
-                for run in [8, 4, 16, 2] {
-                    let split = (work_group * run / fewest).max(1);
-                    for costs in [Costs::Double, Costs::Staged, Costs::Global] {
-                        all.push(Self { costs, values, run, split, ..Self::small(work_group) });
-                    }
-                }
-            }
-        }
-        if let Some(&sub_group) = device.sub_group_sizes.iter().find(|&&size| size == 16) {
-            all.iter_mut().for_each(|variant| variant.sub_group = sub_group as usize);
-        }
-        all
+        let sub_group = device.sub_group_sizes.iter().find(|&&size| size == 16).map_or(0, |&size| size as usize);
+        [
+            (Cached, Double, 512, 8),
+            (Cached, Staged, 512, 8),
+            (Cached, Global, 512, 8),
+            (Cached, Double, 512, 4),
+            (Cached, Staged, 512, 4),
+            (Cached, Global, 1024, 8),
+            (Table, Staged, 256, 8),
+            (Table, Staged, 256, 4),
+            (Table, Double, 256, 8),
+            (Table, Double, 256, 4),
+            (Table, Global, 256, 8),
+            (Table, Global, 256, 4),
+            (Table, Global, 64, 4),
+        ]
+        .into_iter()
+        .map(|(values, costs, work_group, run)| {
+            let split = (work_group * run / fewest).max(1);
+            Self { costs, values, run, split, sub_group, ..Self::small(work_group) }
+        })
+        .collect()
     }
 
     /// Every variant that runs on the device: what a sweep measures.
