@@ -106,7 +106,7 @@ inline uint row_after(int i, int pass) {
     return pass == 1 ? i - KEEP_FROM : i;
 }
 
-__kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1)))
+__kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) SIZED_SUB_GROUP
 void forward(
     __global const float* restrict tiles,  // [count, LEN]
     __global const VALUE* restrict table,  // [65536]

@@ -15,6 +15,13 @@
 
 #pragma OPENCL FP_CONTRACT OFF
 
+// Where a variant asks for a sub-group size; elsewhere the compiler chooses.
+#ifdef SUB_GROUP
+#define SIZED_SUB_GROUP __attribute__((intel_reqd_sub_group_size(SUB_GROUP)))
+#else
+#define SIZED_SUB_GROUP
+#endif
+
 #define INFINITE 0x7c00u
 
 #if ARITHMETIC == EMULATED

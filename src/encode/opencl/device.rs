@@ -55,18 +55,6 @@ pub struct DeviceInfo {
     /// Sub-group sizes that a kernel may ask for; empty where it may not ask.
     pub sub_group_sizes: Vec<u64>,
     pub max_work_group: usize,
-    #[serde(skip)]
-    pub(super) handle: Handle,
-}
-
-/// The driver's own handle.
-#[derive(Clone, Copy)]
-pub(super) struct Handle(pub Device);
-
-impl std::fmt::Debug for Handle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Handle")
-    }
 }
 
 /// All devices, in the order of the loader's platforms.
@@ -74,6 +62,19 @@ impl std::fmt::Debug for Handle {
 /// # Errors
 /// No ICD loader, no platform, or no device.
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenClError> {
+    Ok(found()?.into_iter().map(|(info, _)| info).collect())
+}
+
+/// The driver's own handle of a device.
+pub(super) fn handle(device: &DeviceInfo) -> Result<Device, OpenClError> {
+    let found = found()?;
+    let count = found.len();
+    let same = |(info, handle): (DeviceInfo, Device)| (info.name == device.name).then_some(handle);
+    let missing = OpenClError::NoSuchDevice { found: device.index, count };
+    found.into_iter().nth(device.index).and_then(same).ok_or(missing)
+}
+
+fn found() -> Result<Vec<(DeviceInfo, Device)>, OpenClError> {
     let none = |reason: String| OpenClError::NoDevice { reason };
     let platforms = get_platforms().map_err(|error| none(reason(error)))?;
     let mut found = Vec::new();
@@ -81,8 +82,9 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenClError> {
         let platform_name = platform.name().unwrap_or_default();
         for id in platform.get_devices(CL_DEVICE_TYPE_ALL).unwrap_or_default() {
             // A device that does not even answer questions is passed over.
-            if let Ok(info) = describe(found.len(), &platform_name, Device::new(id)) {
-                found.push(info);
+            let device = Device::new(id);
+            if let Ok(info) = describe(found.len(), &platform_name, device) {
+                found.push((info, device));
             }
         }
     }
@@ -138,7 +140,6 @@ fn describe(index: usize, platform: &str, device: Device) -> Result<DeviceInfo, 
         arithmetic,
         sub_group_sizes,
         max_work_group: device.max_work_group_size()?,
-        handle: Handle(device),
     })
 }
 

@@ -118,7 +118,7 @@ impl OpenCl {
         tuning: Tuning,
         deadline: Duration,
     ) -> Result<Self, OpenClError> {
-        let session = Session::open(device.handle.0, &device.name, deadline)?;
+        let session = Session::open(device::handle(device)?, &device.name, deadline)?;
         let state =
             State { session, tuning, arena: None, tables: HashMap::new(), ready: HashMap::new() };
         Ok(Self {
@@ -216,7 +216,7 @@ impl State {
         }
         let mut fastest: Option<Choice> = None;
         let mut failure = None;
-        for variant in tune::measured_candidates(spec, device) {
+        for variant in Variant::measured(spec, device) {
             match self.measure(spec, device, variant, most) {
                 Ok(tiles_per_second) if fastest.is_none_or(|best| tiles_per_second > best.tiles_per_second) => {
                     fastest = Some(Choice { variant, tiles_per_second });

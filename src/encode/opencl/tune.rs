@@ -11,9 +11,6 @@ use super::device::DeviceInfo;
 use super::source;
 use super::variant::Variant;
 
-/// Variants that are measured at most: each is compiled first, which may take seconds.
-const MEASURED: usize = 8;
-
 /// A variant and its speed when it was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
@@ -58,10 +55,4 @@ fn key(device: &DeviceInfo, spec: &TrellisSpec) -> String {
     let kernels: String = sources.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     let DeviceInfo { platform, name, driver, .. } = device;
     format!("{platform} / {name} / {driver} / {kernels} / {} {} {}", spec.codebook(), spec.bits(), spec.len())
-}
-
-pub(super) fn measured_candidates(spec: &TrellisSpec, device: &DeviceInfo) -> Vec<Variant> {
-    let mut candidates = Variant::candidates(spec, device);
-    candidates.truncate(MEASURED);
-    candidates
 }

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::device::{Arithmetic, DeviceInfo, DeviceKind};
 use super::super::TrellisSpec;
 
+/// Variants that are measured at most: each is compiled first, which may take seconds.
+const MEASURED: usize = 8;
+
 /// Where the costs of the latest step are kept, see `kernels/forward.cl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -166,13 +169,24 @@ impl Variant {
         all
     }
 
+    /// The candidates that are measured at a bit rate's first use.
+    pub fn measured(spec: &TrellisSpec, device: &DeviceInfo) -> Vec<Self> {
+        let mut candidates = Self::candidates(spec, device);
+        candidates.truncate(MEASURED);
+        candidates
+    }
+
     /// On a processor a work-item is a lane or a turn of a loop: few of them, with long runs.
     fn for_processors(spec: &TrellisSpec) -> Vec<Self> {
         let longest = node_counts(spec).0.min(1024);
+        // Host and device are the same processors: what is traced back need not be copied.
         [(16, 16), (16, 8), (64, 8), (16, 4), (16, 2)]
             .into_iter()
             .filter(|(group, run)| group * run <= longest)
-            .map(|(group, run)| Self { run, ..Self::small(group) })
+            .flat_map(|(group, run)| {
+                [Traceback::Mapped, Traceback::Device]
+                    .map(|traceback| Self { run, traceback, ..Self::small(group) })
+            })
             .collect()
     }
 
@@ -199,6 +213,8 @@ impl Variant {
         .into_iter()
         .map(|(values, costs, work_group, run)| {
             let split = (work_group * run / fewest).max(1);
+            // How many lanes the registers hold is the compiler's to know.
+            let sub_group = if values == Cached { 0 } else { sub_group };
             Self { costs, values, run, split, sub_group, ..Self::small(work_group) }
         })
         .collect()
@@ -207,6 +223,7 @@ impl Variant {
     /// Every variant that runs on the device: what a sweep measures.
     pub fn all(spec: &TrellisSpec, device: &DeviceInfo) -> Vec<Self> {
         let mut all = Self::candidates(spec, device);
+        all.extend(Self::for_graphics(spec, device));
         for size in [16, 32] {
             let sized: Vec<_> = all.iter().map(|variant| Self { sub_group: size, ..*variant }).collect();
             all.extend(sized);
