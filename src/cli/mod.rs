@@ -4,6 +4,7 @@
 mod bench;
 mod convert;
 mod eval;
+mod measured;
 mod threads;
 mod ui;
 mod values;

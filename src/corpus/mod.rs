@@ -175,36 +175,63 @@ pub fn from_file(
     shape: Shape,
     vocab: usize,
 ) -> Result<Corpus, CorpusError> {
+    read(tokenizer, file, shape, shape.rows, vocab)
+}
+
+/// As [`from_file`], with as many whole rows as the file has where it has fewer than `shape.rows`
+/// and at least one.
+pub fn from_file_at_most(
+    tokenizer: &Tokenizer,
+    file: &Path,
+    shape: Shape,
+    vocab: usize,
+) -> Result<Corpus, CorpusError> {
+    read(tokenizer, file, shape, 1, vocab)
+}
+
+/// The first `shape.rows` rows of a file, or all where it has fewer but `least`.
+fn read(
+    tokenizer: &Tokenizer,
+    file: &Path,
+    shape: Shape,
+    least: usize,
+    vocab: usize,
+) -> Result<Corpus, CorpusError> {
     let need = shape.tokens().ok_or(CorpusError::Shape { shape })?;
     let extension = file.extension().map(|e| e.to_ascii_lowercase().to_string_lossy().into_owned());
     let (rows, bos, kind) = match extension.as_deref() {
-        Some("safetensors") => (pretokenized::safetensors(file, shape)?, Bos::AsGiven, "pre-tokenized rows"),
+        Some("safetensors") => {
+            (pretokenized::safetensors(file, shape, least)?, Bos::AsGiven, "pre-tokenized rows")
+        }
         Some("json") if !text::is_json_lines(file)? => {
-            (pretokenized::json(file, shape)?, Bos::AsGiven, "pre-tokenized rows")
+            (pretokenized::json(file, shape, least)?, Bos::AsGiven, "pre-tokenized rows")
         }
         Some("jsonl" | "ndjson" | "json") => {
             let ids = text::json_lines(tokenizer, file, need)?;
             let bos = tokenizer.bos_id().map_or(Bos::Absent, |id| Bos::PerDocument { id });
-            (cut(file, &ids, shape, need)?, bos, "JSON lines")
+            (cut(file, &ids, shape, least)?, bos, "JSON lines")
         }
         _ => {
             let ids = text::plain(tokenizer, file, need)?;
             let bos = tokenizer.bos_id().map_or(Bos::Absent, |id| Bos::Once { id });
-            (cut(file, &ids, shape, need)?, bos, "text")
+            (cut(file, &ids, shape, least)?, bos, "text")
         }
     };
     check_vocabulary(file, &rows, vocab)?;
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+    let shape = Shape { rows: rows.len(), ..shape };
     let description = format!("{name} ({kind}), the first {shape} tokens, BOS: {bos}");
     Ok(Corpus::new(rows, shape, description, bos))
 }
 
-/// The first `need` of `ids` as rows.
-fn cut(file: &Path, ids: &[u32], shape: Shape, need: usize) -> Result<Vec<Vec<u32>>, CorpusError> {
+/// `ids` as rows, `least` of them at least.
+fn cut(file: &Path, ids: &[u32], shape: Shape, least: usize) -> Result<Vec<Vec<u32>>, CorpusError> {
+    let need = least * shape.cols;
     if ids.len() < need {
+        let shape = Shape { rows: least, ..shape };
         return Err(CorpusError::TooShort { path: file.into(), shape, need, have: ids.len() });
     }
-    Ok(ids[..need].chunks_exact(shape.cols).map(<[u32]>::to_vec).collect())
+    Ok(ids.chunks_exact(shape.cols).take(shape.rows).map(<[u32]>::to_vec).collect())
 }
 
 fn check_vocabulary(file: &Path, rows: &[Vec<u32>], vocab: usize) -> Result<(), CorpusError> {
