@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use exl3_candle::bundle::durable;
 use exl3_candle::corpus::{self, Bos, Corpus, Shape, Tokenizer};
-use exl3_candle::eval::PplReport;
+use exl3_candle::eval::{Identity, PplReport, Reference, Subject};
 use exl3_candle::model::{Model, WeightSource, open_weights};
 use exl3_candle::source::{self, Checkpoint};
 use serde::Serialize;
@@ -61,6 +61,41 @@ impl Window {
         let corpus = corpus::from_file(&opened.tokenizer()?, &self.text, shape, opened.model.vocab_size())?;
         let measured = Measured::new(&self.text, &corpus)?;
         Ok((corpus, measured))
+    }
+}
+
+/// How the source is compared with.
+#[derive(Args)]
+pub struct SourceArgs {
+    /// Take the source's logits from this file, or write it if there is none
+    #[arg(long, value_name = "FILE")]
+    source_logits: Option<PathBuf>,
+    /// Compare the K most likely tokens too
+    #[arg(long, value_name = "K", default_value_t = 5, value_parser = values::positive)]
+    pub top_k: usize,
+}
+
+impl SourceArgs {
+    /// The source's logits over the rows of `corpus`.
+    pub fn reference(&self, source: &Opened, corpus: &Corpus) -> anyhow::Result<Reference> {
+        let weights = source.weights()?;
+        let subject = Subject { model: &source.model, weights: weights.as_ref() };
+        let Some(file) = &self.source_logits else {
+            return Ok(Reference::compute(subject, corpus.rows())?);
+        };
+        let Shape { rows, cols } = corpus.shape();
+        let identity = Identity {
+            source_sha256: source.checkpoint.check_finite_and_hash()?,
+            tokens_sha256: corpus.fingerprint().to_owned(),
+            rows,
+            cols,
+            vocab: source.model.vocab_size(),
+        };
+        Ok(if file.exists() {
+            Reference::open(file, &identity)?
+        } else {
+            Reference::store(subject, corpus.rows(), file, &identity)?
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 //! and picks exit codes. One command per file.
 
 mod bench;
+mod compare;
 mod convert;
 mod eval;
 mod measured;
@@ -63,6 +64,7 @@ enum Command {
     Bench(bench::Bench),
     #[command(subcommand)]
     Eval(eval::Command),
+    Compare(compare::CompareArgs),
     Verify(verify::VerifyArgs),
 }
 
@@ -85,6 +87,7 @@ fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
         Command::Convert(args) => convert::run(&args, ui),
         Command::Bench(bench) => bench::run(&bench, ui),
         Command::Eval(command) => eval::run(command, ui),
+        Command::Compare(args) => compare::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
     }
 }

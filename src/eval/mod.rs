@@ -109,11 +109,14 @@ pub fn perplexity(subject: Subject<'_>, windows: &Windows) -> Result<PplReport, 
         subject.check_rows(windows.rows())?;
         return Err(EvalError::NothingScored);
     }
-    let run = Run::of(subject, windows.rows())?;
-    let vocab = run.vocab();
+    scored(&Run::of(subject, windows.rows())?, windows)
+}
+
+fn scored(logits: &dyn Logits, windows: &Windows) -> Result<PplReport, EvalError> {
+    let vocab = logits.vocab();
     let mut nll = Vec::new();
     for (row, block) in blocks(windows.rows().iter().map(Vec::len), vocab) {
-        let logits = run.block(row, block.clone())?;
+        let logits = logits.block(row, block.clone())?;
         let scored: Vec<Option<f64>> = logits
             .par_chunks(vocab)
             .zip(block)

@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use super::divergence::{for_each_block, pairs};
 use super::logits::{Logits, Position};
-use super::{EvalError, Run, Subject};
+use super::{EvalError, PplReport, Protocol, Run, Subject, Windows, scored};
 use crate::bundle::durable;
 use crate::model::Bf16Weights;
 
@@ -96,11 +96,18 @@ impl Reference {
         Ok(Self { logits: Box::new(file), floor })
     }
 
+    /// The source's logits.
     pub fn logits(&self) -> &dyn Logits {
         self.logits.as_ref()
     }
 
-    pub(super) fn floor(&self) -> &[f64] {
+    /// Perplexity of the source over all tokens of `rows`, which it was made of, but their first.
+    pub fn perplexity(&self, rows: &[Vec<u32>]) -> Result<PplReport, EvalError> {
+        scored(self.logits(), &Windows::new(Protocol::Rows, rows.to_vec(), None))
+    }
+
+    /// KL(source || the source computed in bf16) at every position.
+    pub fn floor(&self) -> &[f64] {
         &self.floor
     }
 }

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use exl3_candle::corpus::Corpus;
-use exl3_candle::eval::{self, Bucket, Distribution, Identity, KlReport, Reference, Subject, TopK};
+use exl3_candle::eval::{self, Bucket, Distribution, KlReport, Subject, TopK};
 use serde::Serialize;
 
 use super::within;
-use crate::cli::measured::{Measured, Opened, Window, perplexity_line};
+use crate::cli::measured::{Measured, Opened, SourceArgs, Window, perplexity_line};
 use crate::cli::{Status, Ui, values};
 
 /// KL divergence of a quantized model from its source on a text
@@ -20,12 +19,8 @@ pub struct KlArgs {
     model: PathBuf,
     #[command(flatten)]
     window: Window,
-    /// Take the source's logits from this file, or write it if there is none
-    #[arg(long, value_name = "FILE")]
-    source_logits: Option<PathBuf>,
-    /// Compare the K most likely tokens too
-    #[arg(long, value_name = "K", default_value_t = 5, value_parser = values::positive)]
-    top_k: usize,
+    #[command(flatten)]
+    logits: SourceArgs,
     /// Exit with status 1 if the mean divergence, in nats, is above this
     #[arg(long, value_name = "LIMIT", allow_negative_numbers = true, value_parser = values::amount)]
     max_kl: Option<f64>,
@@ -56,10 +51,10 @@ pub fn run(args: &KlArgs, ui: &Ui) -> anyhow::Result<Status> {
     let opened = Opened::new(&args.model)?;
     // One text, one encoding: the source's.
     let (corpus, measured) = args.window.read(&source)?;
-    let reference = reference(&source, &corpus, args.source_logits.as_deref())?;
+    let reference = args.logits.reference(&source, &corpus)?;
     let weights = opened.weights()?;
     let model = Subject { model: &opened.model, weights: weights.as_ref() };
-    let report = eval::kl(&reference, model, corpus.rows(), args.top_k)?;
+    let report = eval::kl(&reference, model, corpus.rows(), args.logits.top_k)?;
     let output = KlOutput {
         source: &args.source,
         model: &args.model,
@@ -79,26 +74,6 @@ pub fn run(args: &KlArgs, ui: &Ui) -> anyhow::Result<Status> {
     };
     ui.result(&text(&report, &measured), &output)?;
     Ok(within(report.kl.mean, args.max_kl))
-}
-
-/// The source's logits, from `file` if there is one.
-fn reference(source: &Opened, corpus: &Corpus, file: Option<&Path>) -> anyhow::Result<Reference> {
-    let weights = source.weights()?;
-    let subject = Subject { model: &source.model, weights: weights.as_ref() };
-    let Some(file) = file else { return Ok(Reference::compute(subject, corpus.rows())?) };
-    let shape = corpus.shape();
-    let identity = Identity {
-        source_sha256: source.checkpoint.check_finite_and_hash()?,
-        tokens_sha256: corpus.fingerprint().to_owned(),
-        rows: shape.rows,
-        cols: shape.cols,
-        vocab: source.model.vocab_size(),
-    };
-    Ok(if file.exists() {
-        Reference::open(file, &identity)?
-    } else {
-        Reference::store(subject, corpus.rows(), file, &identity)?
-    })
 }
 
 fn text(report: &KlReport, measured: &Measured) -> String {
