@@ -297,6 +297,11 @@ fn each_protocol_has_its_window_and_its_bos() {
     let without = ppl(no_bos.path(), &text, llama_cpp);
     assert_eq!((&without["bos"], &without["bos_rule"]), (&Value::Null, &json!("none")));
     assert_ne!(without["tokens_sha256"], with["tokens_sha256"]);
+    // Rows tokenized elsewhere get it too.
+    let rows = no_bos.path().join("rows.json");
+    std::fs::write(&rows, json!({ "rows": persuasion(3, 64) }).to_string()).unwrap();
+    let given = ppl(&model, &rows, llama_cpp);
+    assert_eq!((&given["perplexity"], &given["bos_rule"]), (&with["perplexity"], &with["bos_rule"]));
     // As many whole rows as there are.
     let short = no_bos.path().join("short.txt");
     std::fs::write(&short, &std::fs::read_to_string(&text).unwrap()[..4000]).unwrap();
@@ -400,6 +405,10 @@ fn errors_name_the_thing_and_exit_with_2() {
         (vec!["ppl", "nowhere"], "nowhere is no folder with a config.json"),
         (vec!["ppl", MODEL, "--cols", "4096"], "the model has positions for 2048"),
         (vec!["ppl", MODEL, "--rows", "100000"], "need 51200000 tokens"),
+        (vec!["ppl", MODEL, "--protocol", "llama.cpp", "--rows", "1000"], "need 512000 tokens"),
+        (vec!["ppl", MODEL, "--protocol", "llama.cpp", "--cols", "1000000"], "need 1000000 tokens"),
+        (vec!["ppl", MODEL, "--protocol", "llama.cpp", "--cols", "2"], "no token of these rows is scored"),
+        (vec!["ppl", MODEL, "--protocol", "exllamav3", "--cols", "0"], "no corpus"),
         (vec!["kl", MODEL, "micro-llama"], "different vocabularies, 4096 and"),
     ] {
         let assert = eval_command(&args).assert().code(2);

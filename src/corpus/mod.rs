@@ -175,26 +175,16 @@ pub fn from_file(
     shape: Shape,
     vocab: usize,
 ) -> Result<Corpus, CorpusError> {
-    read(tokenizer, file, shape, shape.rows, vocab)
+    from_file_within(tokenizer, file, shape.rows, shape, vocab)
 }
 
-/// As [`from_file`], with as many whole rows as the file has where it has fewer than `shape.rows`
-/// and at least one.
-pub fn from_file_at_most(
+/// As [`from_file`], with fewer than `shape.rows` rows where the file has only so many, but at least
+/// `least`.
+pub fn from_file_within(
     tokenizer: &Tokenizer,
     file: &Path,
-    shape: Shape,
-    vocab: usize,
-) -> Result<Corpus, CorpusError> {
-    read(tokenizer, file, shape, 1, vocab)
-}
-
-/// The first `shape.rows` rows of a file, or all where it has fewer but `least`.
-fn read(
-    tokenizer: &Tokenizer,
-    file: &Path,
-    shape: Shape,
     least: usize,
+    shape: Shape,
     vocab: usize,
 ) -> Result<Corpus, CorpusError> {
     let need = shape.tokens().ok_or(CorpusError::Shape { shape })?;

@@ -34,17 +34,14 @@ impl Protocol {
         }
     }
 
-    /// Rows that a text must have.
-    pub fn required_rows(self) -> Option<usize> {
-        (self == Protocol::Rows).then_some(16)
-    }
-
-    /// Rows used of a text that has more.
-    pub fn max_rows(self) -> usize {
+    /// The least rows that a text must have, and the most that are used of it.
+    pub fn rows(self) -> (usize, usize) {
+        // More than any text has, and far from overflow.
+        const ALL: usize = 1 << 32;
         match self {
-            Protocol::Rows => 16,
-            Protocol::Exllamav3 => 100,
-            Protocol::LlamaCpp => usize::MAX,
+            Protocol::Rows => (16, 16),
+            Protocol::Exllamav3 => (1, 100),
+            Protocol::LlamaCpp => (1, ALL),
         }
     }
 

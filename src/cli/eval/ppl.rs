@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use exl3_candle::corpus::{self, Shape};
 use exl3_candle::eval::{self, PplReport, Protocol, Subject, Windows};
 use serde::Serialize;
@@ -21,8 +20,8 @@ pub struct PplArgs {
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
     /// How the text is cut and which tokens are scored: rows, exllamav3 or llama.cpp
-    #[arg(long, value_name = "NAME", default_value = "rows", hide_possible_values = true, value_parser = PossibleValuesParser::new(Protocol::ALL.map(Protocol::name)))]
-    protocol: String,
+    #[arg(long, value_name = "NAME", default_value = "rows", value_parser = protocol)]
+    protocol: Protocol,
     /// Rows of tokens [default: 16 of rows, up to 100 of exllamav3, all of llama.cpp]
     #[arg(long, allow_negative_numbers = true, value_parser = values::whole::<usize>)]
     rows: Option<usize>,
@@ -32,6 +31,12 @@ pub struct PplArgs {
     /// Exit with status 1 if the perplexity is above this
     #[arg(long, value_name = "LIMIT", allow_negative_numbers = true, value_parser = values::amount)]
     max_perplexity: Option<f64>,
+}
+
+fn protocol(name: &str) -> Result<Protocol, String> {
+    let names = Protocol::ALL.map(Protocol::name).join(", ");
+    let found = Protocol::ALL.into_iter().find(|protocol| protocol.name() == name);
+    found.ok_or_else(|| format!("expected one of {names}, found \"{name}\""))
 }
 
 #[derive(Serialize)]
@@ -51,16 +56,12 @@ struct PplOutput<'a> {
 }
 
 pub fn run(args: &PplArgs, ui: &Ui) -> anyhow::Result<Status> {
-    let protocol =
-        Protocol::ALL.into_iter().find(|one| one.name() == args.protocol).unwrap_or(Protocol::Rows);
+    let protocol = args.protocol;
     let opened = Opened::new(&args.model)?;
-    let (windows, mut measured, bytes_of) = args.windows(protocol, &opened)?;
-    if let Some(bos) = measured.bos.filter(|_| protocol.replaces_first_token()) {
-        measured.bos_rule = format!("token {bos} in place of the first token of every row");
-    }
+    let (windows, measured, bytes) = args.windows(&opened)?;
     let weights = opened.weights()?;
     let report = eval::perplexity(Subject { model: &opened.model, weights: weights.as_ref() }, &windows)?;
-    let bits_per_byte = report.bits_per_byte(bytes_of);
+    let bits_per_byte = report.bits_per_byte(bytes);
     let PplReport { perplexity, perplexity_standard_error, nll_mean, nll_standard_error, .. } = report;
     let output = PplOutput {
         model: &args.model,
@@ -80,18 +81,18 @@ pub fn run(args: &PplArgs, ui: &Ui) -> anyhow::Result<Status> {
 
 impl PplArgs {
     /// The rows, what they are, and the bytes of the scored tokens.
-    fn windows(&self, protocol: Protocol, opened: &Opened) -> anyhow::Result<(Windows, Measured, usize)> {
+    fn windows(&self, opened: &Opened) -> anyhow::Result<(Windows, Measured, usize)> {
         let tokenizer = opened.tokenizer()?;
-        let cols = self.cols.unwrap_or(protocol.cols());
+        let protocol = self.protocol;
+        let (least, rows) = self.rows.map_or(protocol.rows(), |rows| (rows, rows));
+        let shape = Shape { rows, cols: self.cols.unwrap_or(protocol.cols()) };
         let vocab = opened.model.vocab_size();
-        let corpus = match self.rows.or(protocol.required_rows()) {
-            Some(rows) => corpus::from_file(&tokenizer, &self.text, Shape { rows, cols }, vocab)?,
-            None => {
-                let rows = protocol.max_rows().min(usize::MAX / cols.max(1));
-                corpus::from_file_at_most(&tokenizer, &self.text, Shape { rows, cols }, vocab)?
-            }
-        };
-        let measured = Measured::new(&self.text, &corpus)?;
+        let corpus = corpus::from_file_within(&tokenizer, &self.text, least, shape, vocab)?;
+        let mut measured = Measured::new(&self.text, &corpus)?;
+        if let Some(bos) = tokenizer.bos_id().filter(|_| protocol.replaces_first_token()) {
+            measured.bos = Some(bos);
+            measured.bos_rule = format!("token {bos} in place of the first token of every row");
+        }
         let windows = Windows::new(protocol, corpus.rows().to_vec(), tokenizer.bos_id());
         let bytes = windows.targets().map(|id| tokenizer.text_bytes(id)).sum();
         Ok((windows, measured, bytes))

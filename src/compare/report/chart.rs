@@ -292,7 +292,7 @@ impl Range {
 }
 
 fn linear_ticks(low: f64, high: f64) -> Vec<(f64, String)> {
-    let rough = (high - low) / 5.0;
+    let rough = (high - low) / 6.0;
     let decade = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|f| f * decade).into_iter().find(|step| *step >= rough);
     let step = step.unwrap_or(rough);
@@ -325,7 +325,11 @@ mod tests {
             labels(Scale::Log, 1e-6, 1.0),
             ["0.000001", "0.00001", "0.0001", "0.001", "0.01", "0.1", "1"]
         );
-        assert_eq!(labels(Scale::Log, 0.31, 0.33).len(), 6, "no decade inside");
+        assert_eq!(
+            labels(Scale::Log, 0.31, 0.33),
+            ["0.310", "0.315", "0.320", "0.325", "0.330"],
+            "no decade inside"
+        );
         assert_eq!(labels(Scale::Linear, 3.0, 3.0).len(), 5, "one value");
     }
 

@@ -43,76 +43,69 @@ pub fn files(comparison: &Comparison, notes: &[String]) -> Result<Vec<File>, Com
     Ok(files)
 }
 
+const SIZE: Axis = Axis { label: "all tensors, MiB", scale: Scale::Linear };
+const RATE: Axis = Axis { label: "bits per weight of the decoder", scale: Scale::Linear };
+const LAYER: Axis = Axis { label: "layer", scale: Scale::Linear };
+const POSITION: Axis = Axis { label: "position", scale: Scale::Linear };
+const KL: Axis = Axis { label: "mean KL, nats (log)", scale: Scale::Log };
+const PERPLEXITY: Axis = Axis { label: "perplexity", scale: Scale::Linear };
+const ERROR: Axis = Axis { label: "relative error of the hidden state", scale: Scale::Linear };
+
 fn charts(comparison: &Comparison) -> Vec<Chart<'_>> {
-    let linear = |label| Axis { label, scale: Scale::Linear };
-    let log = |label| Axis { label, scale: Scale::Log };
-    let series = |points: &dyn Fn(&ModelReport) -> Vec<(f64, f64)>| -> Vec<Series<'_>> {
-        comparison.models.iter().map(|m| Series { name: &m.name, points: points(m) }).collect()
-    };
+    let models = &comparison.models;
     let mib = |m: &ModelReport| m.size.bytes as f64 / MIB;
-    let source = Some((comparison.source.perplexity, "source"));
-    let (points, lines) = (Mark::Points, Mark::Lines);
-    let chart = |id, title, x, y, mark, series, level| Chart { id, title, x, y, mark, series, level };
-    let (kl, ppl) = ("mean KL, nats (log)", "perplexity");
-    let (size, rate) = ("all tensors, MiB", "bits per weight of the decoder");
+    let rate = |m: &ModelReport| m.size.bpw_decoder;
+    let source = |chart| Chart { level: Some((comparison.source.perplexity, "source")), ..chart };
+    let kl_by_size = points(models, "kl-by-size", "KL against size", SIZE, KL, |m| (mib(m), m.kl.mean));
+    let kl_by_bpw =
+        points(models, "kl-by-bpw", "KL against bits per weight", RATE, KL, |m| (rate(m), m.kl.mean));
+    let perplexity_by_size =
+        points(models, "perplexity-by-size", "Perplexity against size", SIZE, PERPLEXITY, |m| {
+            (mib(m), m.perplexity)
+        });
+    let perplexity_by_bpw =
+        points(models, "perplexity-by-bpw", "Perplexity against bits per weight", RATE, PERPLEXITY, |m| {
+            (rate(m), m.perplexity)
+        });
+    let error_by_layer = lines(models, "error-by-layer", "Error behind each layer", LAYER, ERROR, |m| {
+        m.layers.iter().enumerate().map(|(i, probe)| (i as f64, probe.relative_error)).collect()
+    });
+    let kl_by_position = lines(models, "kl-by-position", "KL by position in a row", POSITION, KL, |m| {
+        m.by_position.iter().map(|b| ((b.from + b.to) as f64 / 2.0, b.kl)).collect()
+    });
     vec![
-        chart(
-            "kl-by-size",
-            "KL against size",
-            linear(size),
-            log(kl),
-            points,
-            series(&|m| vec![(mib(m), m.kl.mean)]),
-            None,
-        ),
-        chart(
-            "kl-by-bpw",
-            "KL against bits per weight",
-            linear(rate),
-            log(kl),
-            points,
-            series(&|m| vec![(m.size.bpw_decoder, m.kl.mean)]),
-            None,
-        ),
-        chart(
-            "perplexity-by-size",
-            "Perplexity against size",
-            linear(size),
-            linear(ppl),
-            points,
-            series(&|m| vec![(mib(m), m.perplexity)]),
-            source,
-        ),
-        chart(
-            "perplexity-by-bpw",
-            "Perplexity against bits per weight",
-            linear(rate),
-            linear(ppl),
-            points,
-            series(&|m| vec![(m.size.bpw_decoder, m.perplexity)]),
-            source,
-        ),
-        chart(
-            "error-by-layer",
-            "Error behind each layer",
-            linear("layer"),
-            linear("relative error of the hidden state"),
-            lines,
-            series(&|m| {
-                m.layers.iter().enumerate().map(|(i, probe)| (i as f64, probe.relative_error)).collect()
-            }),
-            None,
-        ),
-        chart(
-            "kl-by-position",
-            "KL by position in a row",
-            linear("position"),
-            log(kl),
-            lines,
-            series(&|m| m.by_position.iter().map(|b| ((b.from + b.to) as f64 / 2.0, b.kl)).collect()),
-            None,
-        ),
+        kl_by_size,
+        kl_by_bpw,
+        source(perplexity_by_size),
+        source(perplexity_by_bpw),
+        error_by_layer,
+        kl_by_position,
     ]
+}
+
+/// One point per model.
+fn points<'a>(
+    models: &'a [ModelReport],
+    id: &'static str,
+    title: &'static str,
+    x: Axis,
+    y: Axis,
+    at: impl Fn(&ModelReport) -> (f64, f64),
+) -> Chart<'a> {
+    Chart { mark: Mark::Points, ..lines(models, id, title, x, y, |m| vec![at(m)]) }
+}
+
+/// One line per model.
+fn lines<'a>(
+    models: &'a [ModelReport],
+    id: &'static str,
+    title: &'static str,
+    x: Axis,
+    y: Axis,
+    at: impl Fn(&ModelReport) -> Vec<(f64, f64)>,
+) -> Chart<'a> {
+    let series = models.iter().map(|m| Series { name: &m.name, points: at(m) }).collect();
+    Chart { id, title, x, y, mark: Mark::Lines, series, level: None }
 }
 
 fn page(comparison: &Comparison, notes: &[String], charts: &[Chart<'_>]) -> String {
