@@ -3,9 +3,11 @@
 
 mod backend;
 mod bench;
+mod compare;
 mod convert;
 mod devices;
 mod eval;
+mod measured;
 mod threads;
 mod ui;
 mod values;
@@ -65,6 +67,7 @@ enum Command {
     Bench(bench::Bench),
     #[command(subcommand)]
     Eval(eval::Command),
+    Compare(compare::CompareArgs),
     Verify(verify::VerifyArgs),
 }
 
@@ -88,6 +91,7 @@ fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
         Command::Devices(args) => devices::run(&args, ui),
         Command::Bench(bench) => bench::run(&bench, ui),
         Command::Eval(command) => eval::run(command, ui),
+        Command::Compare(args) => compare::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
     }
 }

@@ -31,3 +31,9 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     let bytes = number.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(unit)).filter(|&n| n > 0);
     bytes.ok_or_else(|| format!("\"{text}\" is no size; expected something like 500MB or 4GiB"))
 }
+
+/// A whole number above zero.
+pub fn positive(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&number: &usize| number > 0);
+    number.ok_or_else(|| format!("expected a whole number above 0, found \"{text}\""))
+}

@@ -10,6 +10,7 @@ mod check;
 mod config;
 mod llama;
 mod nn;
+mod precision;
 mod weights;
 
 use std::path::PathBuf;
@@ -23,7 +24,8 @@ use crate::source::{Checkpoint, SourceError};
 
 pub use bundle_weights::BundleWeights;
 pub use check::TensorProblem;
-pub use weights::{SourceWeights, WeightSource, open_weights};
+pub use precision::Precision;
+pub use weights::{Bf16Weights, SourceWeights, WeightSource, open_weights};
 
 use config::Fields;
 use llama::Llama;
@@ -225,7 +227,8 @@ impl Model {
     pub fn output(&self, w: &dyn WeightSource) -> Result<Output, ModelError> {
         let quantized_head = w.has_linear(HEAD) && !w.has(&format!("{HEAD}.weight"));
         let head = if self.tied_head() && !quantized_head {
-            Linear::new(w.tensor(self.embedding_key())?, None)
+            let head = Linear::new(w.tensor(self.embedding_key())?, None);
+            head.in_precision(w.precision()).map_err(computing(HEAD))?
         } else {
             Linear::load(w, &self.head())?
         };
