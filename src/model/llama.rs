@@ -4,17 +4,12 @@ use candle_core::{Result as CandleResult, Tensor};
 
 use super::config::Fields;
 use super::nn::{Linear, RmsNorm, Rotary, causal_attention};
-use super::{Group, LinearSpec, ModelError, Tap, WeightSource, computing};
+use super::{Dims, Group, LinearSpec, ModelError, Tap, WeightSource, computing};
 
 /// The structure of a Llama.
 #[derive(Clone, Debug)]
 pub(super) struct Llama {
-    pub hidden_size: usize,
-    pub vocab_size: usize,
-    pub layer_count: usize,
-    pub max_positions: usize,
-    pub tied_head: bool,
-    pub norm_eps: f32,
+    pub dims: Dims,
     intermediate_size: usize,
     heads: usize,
     kv_heads: usize,
@@ -31,7 +26,8 @@ impl Llama {
         // Mistral-like configs under a Llama name; the windows are not computed.
         fields.only("sliding_window", serde_json::Value::Null)?;
         fields.only("partial_rotary_factor", 1.0.into())?;
-        let hidden_size = fields.size("hidden_size")?;
+        let dims = Dims::new(fields)?;
+        let hidden_size = dims.hidden_size;
         let heads = fields.size("num_attention_heads")?;
         let kv_heads = fields.size_or("num_key_value_heads", heads)?;
         let head_dim = fields.size_or("head_dim", hidden_size / heads)?;
@@ -45,12 +41,7 @@ impl Llama {
         divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)?;
         divides("head_dim", head_dim, "the two halves of a rotation", 2)?;
         Ok(Self {
-            hidden_size,
-            vocab_size: fields.size("vocab_size")?,
-            layer_count: fields.layers("num_hidden_layers")?,
-            max_positions: fields.count("max_position_embeddings")?,
-            tied_head: fields.flag("tie_word_embeddings")?,
-            norm_eps: fields.positive("rms_norm_eps")?,
+            dims,
             intermediate_size: fields.size("intermediate_size")?,
             heads,
             kv_heads,
@@ -62,7 +53,7 @@ impl Llama {
     }
 
     pub fn layer_groups(&self, layer: &str) -> Vec<Group> {
-        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let (hidden, inner) = (self.dims.hidden_size, self.intermediate_size);
         let attention = self.heads * self.head_dim;
         let kv = self.kv_heads * self.head_dim;
         let linear =
@@ -81,14 +72,15 @@ impl Llama {
     /// The norm weights of a layer with their shapes.
     pub fn norms(&self, layer: &str) -> [(String, Vec<usize>); 2] {
         ["input_layernorm", "post_attention_layernorm"]
-            .map(|norm| (format!("{layer}.{norm}.weight"), vec![self.hidden_size]))
+            .map(|norm| (format!("{layer}.{norm}.weight"), vec![self.dims.hidden_size]))
     }
 
     pub fn layer(&self, w: &dyn WeightSource, key: &str) -> Result<LlamaLayer, ModelError> {
         let groups = self.layer_groups(key);
         let load = |group: usize, at: usize| Linear::load(w, &groups[group].linears[at]);
-        let [input_norm, post_norm] =
-            self.norms(key).map(|(norm, _)| RmsNorm::load(w, &norm, self.hidden_size, self.norm_eps));
+        let [input_norm, post_norm] = self
+            .norms(key)
+            .map(|(norm, _)| RmsNorm::load(w, &norm, self.dims.hidden_size, self.dims.norm_eps));
         Ok(LlamaLayer {
             key: key.to_owned(),
             input_norm: input_norm?,
