@@ -25,7 +25,6 @@ impl Llama {
         fields.only("hidden_act", "silu".into())?;
         // Mistral-like configs under a Llama name; the windows are not computed.
         fields.only("sliding_window", serde_json::Value::Null)?;
-        fields.only("partial_rotary_factor", 1.0.into())?;
         let dims = Dims::new(fields)?;
         let hidden_size = dims.hidden_size;
         let heads = fields.size("num_attention_heads")?;

@@ -11,6 +11,7 @@ mod config;
 mod llama;
 mod names;
 mod nn;
+mod qwen3_5;
 mod weights;
 
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ use config::Fields;
 use llama::{Llama, LlamaLayer};
 use names::Names;
 use nn::{Linear, RmsNorm};
+use qwen3_5::{Qwen3_5, Qwen3_5Layer};
 
 /// What cannot be computed, or not loaded.
 #[derive(Debug, Error)]
@@ -105,6 +107,13 @@ pub struct Group {
     pub linears: Vec<LinearSpec>,
 }
 
+impl Group {
+    /// The module names of its linears.
+    pub fn modules(&self) -> Vec<String> {
+        self.linears.iter().map(|linear| linear.key.clone()).collect()
+    }
+}
+
 /// A model's structure and its tensors' names; it holds no weights.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -139,15 +148,19 @@ impl Dims {
 #[derive(Clone, Debug)]
 enum Architecture {
     Llama(Llama),
+    Qwen3_5(Qwen3_5),
 }
 
-const ARCHITECTURES: &str = "LlamaForCausalLM";
+const ARCHITECTURES: &str = "LlamaForCausalLM, Qwen3_5ForCausalLM or Qwen3_5ForConditionalGeneration";
 
 impl Architecture {
     fn new(config: &Value) -> Result<Self, ModelError> {
         let fields = Fields::new(config)?;
         match fields.architecture()? {
             "LlamaForCausalLM" => Llama::new(&fields).map(Self::Llama),
+            "Qwen3_5ForCausalLM" | "Qwen3_5ForConditionalGeneration" => {
+                Qwen3_5::new(&fields).map(Self::Qwen3_5)
+            }
             other => Err(ModelError::Unsupported {
                 field: "architectures".to_owned(),
                 found: format!("\"{other}\""),
@@ -159,26 +172,30 @@ impl Architecture {
     fn dims(&self) -> &Dims {
         match self {
             Self::Llama(llama) => &llama.dims,
+            Self::Qwen3_5(qwen) => &qwen.dims,
         }
     }
 
     /// The linears of layer `layer`, whose module name is `key`.
-    fn layer_groups(&self, _layer: usize, key: &str) -> Vec<Group> {
+    fn layer_groups(&self, layer: usize, key: &str) -> Vec<Group> {
         match self {
             Self::Llama(llama) => llama.layer_groups(key),
+            Self::Qwen3_5(qwen) => qwen.layer_groups(layer, key),
         }
     }
 
     /// The other tensors of a layer, with their shapes.
-    fn layer_others(&self, _layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
+    fn layer_others(&self, layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
         match self {
             Self::Llama(llama) => llama.norms(key).into(),
+            Self::Qwen3_5(qwen) => qwen.layer_others(layer, key),
         }
     }
 
-    fn layer(&self, w: &dyn WeightSource, _layer: usize, key: &str) -> Result<LayerKind, ModelError> {
+    fn layer(&self, w: &dyn WeightSource, layer: usize, key: &str) -> Result<LayerKind, ModelError> {
         match self {
             Self::Llama(llama) => llama.layer(w, key).map(LayerKind::Llama),
+            Self::Qwen3_5(qwen) => qwen.layer(w, layer, key).map(LayerKind::Qwen3_5),
         }
     }
 
@@ -186,6 +203,7 @@ impl Architecture {
         let Dims { hidden_size, norm_eps, .. } = *self.dims();
         match self {
             Self::Llama(_) => RmsNorm::load(w, key, hidden_size, norm_eps),
+            Self::Qwen3_5(qwen) => qwen.norm(w, key),
         }
     }
 }
@@ -325,6 +343,7 @@ pub struct Layer {
 #[derive(Debug)]
 enum LayerKind {
     Llama(LlamaLayer),
+    Qwen3_5(Qwen3_5Layer),
 }
 
 impl Layer {
@@ -332,6 +351,7 @@ impl Layer {
     pub fn forward(&self, x: &Tensor, tap: &mut dyn Tap) -> Result<Tensor, ModelError> {
         match &self.kind {
             LayerKind::Llama(layer) => layer.forward(x, tap),
+            LayerKind::Qwen3_5(layer) => layer.forward(x, tap),
         }
     }
 }
