@@ -125,6 +125,51 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Refuses an attention window smaller than `positions`.
+    pub fn no_window_below(&self, key: &str, positions: usize) -> Result<(), ModelError> {
+        if self.get(key).is_none() {
+            return Ok(());
+        }
+        let window = self.count(key)?;
+        if window >= positions {
+            return Ok(());
+        }
+        Err(ModelError::Unsupported {
+            field: self.name(key),
+            found: window.to_string(),
+            expected: format!("no attention window, or one of at least max_position_embeddings, {positions}"),
+        })
+    }
+
+    /// Refuses `layer_types` with anything but full attention.
+    pub fn only_full_attention(&self) -> Result<(), ModelError> {
+        const FULL: &str = "full_attention";
+        let Some(value) = self.get("layer_types") else { return Ok(()) };
+        let types = value.as_array().ok_or_else(|| self.wrong("layer_types", "a list", value))?;
+        match types.iter().find(|kind| *kind != FULL) {
+            None => Ok(()),
+            Some(other) => Err(ModelError::Unsupported {
+                field: self.name("layer_types"),
+                found: brief(other),
+                expected: format!("\"{FULL}\" for every layer"),
+            }),
+        }
+    }
+
+    /// `tie_word_embeddings` at the top level or in `text_config`; off where it is in neither.
+    pub fn tied_head(&self) -> Result<bool, ModelError> {
+        const TIE: &str = "tie_word_embeddings";
+        let text_config = self.object("text_config", "text_config.")?;
+        let inner = text_config.filter(|inner| inner.get(TIE).is_some());
+        let Some(inner) = inner.map(|inner| inner.flag(TIE)).transpose()? else { return self.flag(TIE) };
+        match self.get(TIE) {
+            Some(value) if self.flag(TIE)? != inner => {
+                Err(self.wrong(TIE, &format!("{inner}, as in text_config"), value))
+            }
+            _ => Ok(inner),
+        }
+    }
+
     /// The single entry of `architectures`.
     pub fn architecture(&self) -> Result<&'a str, ModelError> {
         const EXPECTED: &str = "a list with the name of one architecture";

@@ -26,7 +26,7 @@ pub use check::TensorProblem;
 pub use weights::{SourceWeights, WeightSource, open_weights};
 
 use config::Fields;
-use llama::Llama;
+use llama::{Family, Llama};
 use nn::{Linear, RmsNorm};
 
 /// What cannot be computed, or not loaded.
@@ -114,7 +114,6 @@ enum Architecture {
     Llama(Llama),
 }
 
-const ARCHITECTURES: &str = "LlamaForCausalLM";
 const HEAD: &str = "lm_head";
 
 impl Model {
@@ -123,14 +122,15 @@ impl Model {
     /// position scaling, attention windows, missing or contradictory fields.
     pub fn from_config(config: &Value) -> Result<Model, ModelError> {
         let fields = Fields::new(config)?;
-        match fields.architecture()? {
-            "LlamaForCausalLM" => Ok(Model { architecture: Architecture::Llama(Llama::new(&fields)?) }),
-            other => Err(ModelError::Unsupported {
-                field: "architectures".to_owned(),
-                found: format!("\"{other}\""),
-                expected: ARCHITECTURES.to_owned(),
-            }),
+        let name = fields.architecture()?;
+        if let Some(family) = Family::ALL.into_iter().find(|family| family.architecture() == name) {
+            return Ok(Model { architecture: Architecture::Llama(Llama::new(&fields, family)?) });
         }
+        Err(ModelError::Unsupported {
+            field: "architectures".to_owned(),
+            found: format!("\"{name}\""),
+            expected: Family::ALL.map(Family::architecture).join(", "),
+        })
     }
 
     fn llama(&self) -> &Llama {
