@@ -167,6 +167,18 @@ impl ShardPlan<'_> {
     }
 }
 
+/// Writes the tensors of `shard` to `path` under other names: `rename` gives the new one.
+pub fn rewrite(shard: &Shard, path: &Path, rename: impl Fn(&str) -> String) -> Result<Written, BundleError> {
+    let names: Vec<String> = shard.tensors().iter().map(|tensor| rename(&tensor.name)).collect();
+    let described = names.iter().zip(shard.tensors());
+    let header = header(path, described.map(|(name, t)| (name.as_str(), t.dtype, &t.shape[..], t.bytes())))?;
+    let data_bytes: u64 = shard.tensors().iter().map(|tensor| tensor.bytes()).sum();
+    durable::write_sized(path, header.len() as u64 + data_bytes, |sink| {
+        put(sink, path, &header)?;
+        shard.tensors().iter().try_for_each(|tensor| shard.stream(tensor, |chunk| put(sink, path, chunk)))
+    })
+}
+
 pub(super) fn put(sink: &mut Sink, path: &Path, bytes: &[u8]) -> Result<(), BundleError> {
     sink.write_all(bytes).map_err(BundleError::io("write", path))
 }

@@ -32,16 +32,16 @@ use serde_json::{Map, Value};
 use crate::format::{Bits, Codebook};
 use crate::source::Checkpoint;
 
-pub use companions::{CONFIG, INDEX, MANIFEST, PROVENANCE, check as check_companions};
-pub use companions::{is_bundle_file, list as list_files};
+pub use companions::{CONFIG, DECISION_HEAD, INDEX, MANIFEST, PROVENANCE, check as check_companions};
+pub use companions::{copy as copy_companions, is_bundle_file, list as list_files};
 pub use error::BundleError;
-pub use job::{Opened, check_apart, default_work_dir, open_job};
-pub use layout::module_of;
+pub use job::{Opened, check_apart, default_work_dir, open_job, put_together};
+pub use layout::{module_of, rewrite};
 pub use linear::{RawTensor, assemble_linear, read_linear, read_raw};
 pub use manifest::{FORMAT_VERSION, QUANT_METHOD, multiplier_keys, torch_name};
 pub use provenance::{Bpw, FileRecord, Provenance, TensorMetrics, Tool};
 pub use shard::{Shard, Stored, shard_files};
-pub use writer::{FinishedBundle, Writer};
+pub use writer::{FinishedBundle, Writer, write_json};
 
 /// The quantized linears committed together: one decoder layer, or the head.
 pub type Unit = Vec<crate::format::QuantizedLinear>;

@@ -169,7 +169,8 @@ fn record(name: &str, Written { bytes, sha256 }: Written) -> FileRecord {
     FileRecord { name: name.to_owned(), bytes, sha256 }
 }
 
-fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> Result<FileRecord, BundleError> {
+/// Writes a JSON file of a bundle.
+pub fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> Result<FileRecord, BundleError> {
     write_bytes(dir, name, &manifest::render(&dir.join(name), value)?)
 }
 
