@@ -288,7 +288,8 @@ impl Run<'_> {
                     "{first}: {dropped} calibration tokens with non-finite inputs are left out"
                 ));
             }
-            let calibration = hessian.finish(self.job.plan.recipe.seed, first)?;
+            let calibration =
+                hessian.finish(self.job.plan.recipe.seed, &self.job.model.canonical(first), first)?;
             self.warn_about(first, &calibration);
             let inputs = self.inputs(group, unit.groups.get(at + 1), &capture)?;
             let quantized = self.quantize_group(inputs, &calibration, group)?;
@@ -355,6 +356,7 @@ impl Run<'_> {
             .map(|linear| {
                 Ok(LinearInput {
                     key: linear.key.clone(),
+                    sign_key: self.job.model.canonical(&linear.key),
                     weight: self.weight(linear)?,
                     bias: self.bias(linear)?,
                     sensitivity: down.as_ref().and_then(|down| capture.sensitivity(&linear.key, down)),

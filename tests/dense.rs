@@ -24,7 +24,7 @@ fn logits_agree_with_transformers() {
         let ids: Vec<i64> = golden["input_ids"].flatten_all().unwrap().to_vec1().unwrap();
         let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
         let checkpoint = source::open(&dir).unwrap();
-        let model = Model::from_config(checkpoint.config()).unwrap();
+        let model = Model::of(&checkpoint).unwrap();
         model.check(&checkpoint).unwrap();
         let weights = SourceWeights(&checkpoint);
         let mut x = model.embed(&weights, &ids).unwrap();

@@ -182,7 +182,7 @@ fn settings(out_scales: OutScales) -> Settings {
 }
 
 fn input(key: &str, weight: Matrix) -> LinearInput {
-    LinearInput { key: key.to_owned(), weight, bias: None, sensitivity: None }
+    LinearInput { key: key.to_owned(), sign_key: key.to_owned(), weight, bias: None, sensitivity: None }
 }
 
 fn random(rows: usize, cols: usize, key: &str) -> Matrix {
@@ -230,7 +230,7 @@ fn zero_columns_stay_zero_and_dead_inputs_do_no_harm() {
     token[7] = 0.0;
     let mut hessian = Hessian::new(128);
     hessian.add(&token);
-    let calibration = hessian.finish(0, "w").unwrap();
+    let calibration = hessian.finish(0, "w", "w").unwrap();
     assert!(calibration.calibrated().is_some());
     for out_scales in [OutScales::Auto, OutScales::Never] {
         let bits = Bits::whole(4).unwrap();
@@ -255,7 +255,7 @@ fn tokens_that_are_not_finite_are_left_out_and_counted() {
     tokens[128 + 3] = f32::NAN;
     hessian.add(&tokens);
     assert_eq!(hessian.dropped(), 1);
-    assert!(hessian.finish(0, "w").unwrap().calibrated().is_some());
+    assert!(hessian.finish(0, "w", "w").unwrap().calibrated().is_some());
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn without_tokens_a_linear_is_quantized_all_the_same() {
     for (tokens, why) in [(vec![], Uncalibrated::NoTokens), (vec![0.0; 256], Uncalibrated::Dead)] {
         let mut hessian = Hessian::new(128);
         hessian.add(&tokens);
-        let calibration = hessian.finish(0, "w").unwrap();
+        let calibration = hessian.finish(0, "w", "w").unwrap();
         assert!(matches!(&calibration, Calibration::Uncalibrated { why: found, .. } if *found == why));
         let bits = Bits::whole(4).unwrap();
         let weight = random(128, 128, "w");
@@ -278,9 +278,10 @@ fn without_tokens_a_linear_is_quantized_all_the_same() {
 #[test]
 fn a_weight_that_overflows_is_named() {
     let weight = Matrix::from_vec(128, 128, vec![3e38; 128 * 128]);
-    let input = LinearInput { key: "huge".into(), weight, bias: None, sensitivity: None };
+    let input =
+        LinearInput { key: "huge".into(), sign_key: "huge".into(), weight, bias: None, sensitivity: None };
     let settings = Settings { codebook: Codebook::Mul1, out_scales: OutScales::Never, seed: 0 };
-    let calibration = Hessian::new(128).finish(0, "huge").unwrap();
+    let calibration = Hessian::new(128).finish(0, "huge", "huge").unwrap();
     let result = group(vec![input], &calibration, Bits::whole(2).unwrap(), &settings, &Cpu::detect());
     assert!(matches!(result, Err(QuantizeError::Overflow { key }) if key == "huge"));
 }

@@ -112,8 +112,8 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     let work = args.work.clone().unwrap_or_else(|| default_work_dir(&args.output));
     bundle::check_apart(&args.source, &args.output, &work)?;
     bundle::check_companions(&args.source)?;
-    let model = Model::from_config(checkpoint.config())
-        .with_context(|| format!("{} cannot be converted", args.source.display()))?;
+    let model =
+        Model::of(&checkpoint).with_context(|| format!("{} cannot be converted", args.source.display()))?;
     let recipe = Recipe {
         bits: args.bits,
         head_bits: args.head_bits.0,

@@ -32,7 +32,7 @@ pub(super) fn expected_tensors(model: &Model) -> Vec<(String, Vec<usize>)> {
     let mut expected =
         vec![(model.embedding_key().to_owned(), vec![model.vocab_size(), model.hidden_size()])];
     for layer in 0..model.layer_count() {
-        expected.extend(model.llama().norms(&model.layer_key(layer)));
+        expected.extend(model.layer_others(layer));
         for linear in model.layer_groups(layer).into_iter().flat_map(|group: Group| group.linears) {
             if linear.has_bias {
                 expected.push((format!("{}.bias", linear.key), vec![linear.n]));

@@ -7,7 +7,7 @@ use candle_core::{Result as CandleResult, Tensor};
 
 use super::config::Fields;
 use super::nn::{Linear, RmsNorm, Rotary, causal_attention};
-use super::{Group, LinearSpec, ModelError, Tap, WeightSource, computing};
+use super::{Dims, Group, LinearSpec, ModelError, Tap, WeightSource, computing};
 
 const INPUT_NORM: &str = "input_layernorm";
 const POST_NORM: &str = "post_attention_layernorm";
@@ -91,12 +91,7 @@ struct Biases {
 /// The structure of a Llama or of a relative.
 #[derive(Clone, Debug)]
 pub(super) struct Llama {
-    pub hidden_size: usize,
-    pub vocab_size: usize,
-    pub layer_count: usize,
-    pub max_positions: usize,
-    pub tied_head: bool,
-    pub norm_eps: f32,
+    pub dims: Dims,
     intermediate_size: usize,
     heads: usize,
     kv_heads: usize,
@@ -112,9 +107,9 @@ impl Llama {
         fields.only("model_type", family.model_type().into())?;
         fields.only("hidden_act", "silu".into())?;
         fields.only("partial_rotary_factor", 1.0.into())?;
-        let max_positions = fields.count("max_position_embeddings")?;
-        family.refuse_windows(fields, max_positions)?;
-        let hidden_size = fields.size("hidden_size")?;
+        let dims = Dims::new(fields)?;
+        family.refuse_windows(fields, dims.max_positions)?;
+        let hidden_size = dims.hidden_size;
         let heads = fields.size("num_attention_heads")?;
         let kv_heads = fields.size_or("num_key_value_heads", heads)?;
         let head_dim = fields.size_or("head_dim", family.default_head_dim(hidden_size, heads))?;
@@ -128,12 +123,7 @@ impl Llama {
         divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)?;
         divides("head_dim", head_dim, "the two halves of a rotation", 2)?;
         Ok(Self {
-            hidden_size,
-            vocab_size: fields.size("vocab_size")?,
-            layer_count: fields.layers("num_hidden_layers")?,
-            max_positions,
-            tied_head: fields.tied_head()?,
-            norm_eps: fields.positive("rms_norm_eps")?,
+            dims,
             intermediate_size: fields.size("intermediate_size")?,
             heads,
             kv_heads,
@@ -145,7 +135,7 @@ impl Llama {
     }
 
     pub fn layer_groups(&self, layer: &str) -> Vec<Group> {
-        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let (hidden, inner) = (self.dims.hidden_size, self.intermediate_size);
         let attention = self.heads * self.head_dim;
         let kv = self.kv_heads * self.head_dim;
         let linear =
@@ -163,7 +153,7 @@ impl Llama {
 
     /// The norm weights of a layer with their shapes.
     pub fn norms(&self, layer: &str) -> Vec<(String, Vec<usize>)> {
-        let of_states = [INPUT_NORM, POST_NORM].map(|norm| (norm, self.hidden_size));
+        let of_states = [INPUT_NORM, POST_NORM].map(|norm| (norm, self.dims.hidden_size));
         let of_heads = [Q_NORM, K_NORM].map(|norm| (norm, self.head_dim));
         let of_heads = of_heads.into_iter().filter(|_| self.has_head_norms);
         let norms = of_states.into_iter().chain(of_heads);
@@ -173,12 +163,13 @@ impl Llama {
     pub fn layer(&self, w: &dyn WeightSource, key: &str) -> Result<LlamaLayer, ModelError> {
         let groups = self.layer_groups(key);
         let load = |group: usize, at: usize| Linear::load(w, &groups[group].linears[at]);
-        let norm = |name: &str, size| RmsNorm::load(w, &format!("{key}.{name}.weight"), size, self.norm_eps);
+        let norm =
+            |name: &str, size| RmsNorm::load(w, &format!("{key}.{name}.weight"), size, self.dims.norm_eps);
         let head_norm = |name| self.has_head_norms.then(|| norm(name, self.head_dim)).transpose();
         Ok(LlamaLayer {
             key: key.to_owned(),
-            input_norm: norm(INPUT_NORM, self.hidden_size)?,
-            post_norm: norm(POST_NORM, self.hidden_size)?,
+            input_norm: norm(INPUT_NORM, self.dims.hidden_size)?,
+            post_norm: norm(POST_NORM, self.dims.hidden_size)?,
             attention: Attention {
                 q: load(0, 0)?,
                 k: load(0, 1)?,

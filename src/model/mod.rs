@@ -9,6 +9,7 @@ mod bundle_weights;
 mod check;
 mod config;
 mod llama;
+mod names;
 mod nn;
 mod weights;
 
@@ -26,7 +27,8 @@ pub use check::TensorProblem;
 pub use weights::{SourceWeights, WeightSource, open_weights};
 
 use config::Fields;
-use llama::{Family, Llama};
+use llama::{Family, Llama, LlamaLayer};
+use names::Names;
 use nn::{Linear, RmsNorm};
 
 /// What cannot be computed, or not loaded.
@@ -103,10 +105,35 @@ pub struct Group {
     pub linears: Vec<LinearSpec>,
 }
 
-/// A model's structure, from its config alone; it holds no weights.
+/// A model's structure and its tensors' names; it holds no weights.
 #[derive(Clone, Debug)]
 pub struct Model {
     architecture: Architecture,
+    names: Names,
+}
+
+/// What every architecture has.
+#[derive(Clone, Debug)]
+struct Dims {
+    hidden_size: usize,
+    vocab_size: usize,
+    layer_count: usize,
+    max_positions: usize,
+    tied_head: bool,
+    norm_eps: f32,
+}
+
+impl Dims {
+    fn new(fields: &Fields<'_>) -> Result<Self, ModelError> {
+        Ok(Self {
+            hidden_size: fields.size("hidden_size")?,
+            vocab_size: fields.size("vocab_size")?,
+            layer_count: fields.layers("num_hidden_layers")?,
+            max_positions: fields.count("max_position_embeddings")?,
+            tied_head: fields.tied_head()?,
+            norm_eps: fields.positive("rms_norm_eps")?,
+        })
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -114,75 +141,130 @@ enum Architecture {
     Llama(Llama),
 }
 
-const HEAD: &str = "lm_head";
+impl Architecture {
+    fn new(config: &Value) -> Result<Self, ModelError> {
+        let fields = Fields::new(config)?;
+        let name = fields.architecture()?;
+        match Family::ALL.into_iter().find(|family| family.architecture() == name) {
+            Some(family) => Llama::new(&fields, family).map(Self::Llama),
+            None => Err(ModelError::Unsupported {
+                field: "architectures".to_owned(),
+                found: format!("\"{name}\""),
+                expected: Family::ALL.map(Family::architecture).join(", "),
+            }),
+        }
+    }
+
+    fn dims(&self) -> &Dims {
+        match self {
+            Self::Llama(llama) => &llama.dims,
+        }
+    }
+
+    /// The linears of layer `layer`, whose module name is `key`.
+    fn layer_groups(&self, _layer: usize, key: &str) -> Vec<Group> {
+        match self {
+            Self::Llama(llama) => llama.layer_groups(key),
+        }
+    }
+
+    /// The other tensors of a layer, with their shapes.
+    fn layer_others(&self, _layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
+        match self {
+            Self::Llama(llama) => llama.norms(key),
+        }
+    }
+
+    fn layer(&self, w: &dyn WeightSource, _layer: usize, key: &str) -> Result<LayerKind, ModelError> {
+        match self {
+            Self::Llama(llama) => llama.layer(w, key).map(LayerKind::Llama),
+        }
+    }
+
+    fn norm(&self, w: &dyn WeightSource, key: &str) -> Result<RmsNorm, ModelError> {
+        let Dims { hidden_size, norm_eps, .. } = *self.dims();
+        match self {
+            Self::Llama(_) => RmsNorm::load(w, key, hidden_size, norm_eps),
+        }
+    }
+}
 
 impl Model {
+    /// The structure that a config describes, under the names of a plain text model.
+    ///
     /// # Errors
     /// Whatever this crate cannot compute exactly is refused by name: architecture, activation,
     /// position scaling, attention windows, missing or contradictory fields.
     pub fn from_config(config: &Value) -> Result<Model, ModelError> {
-        let fields = Fields::new(config)?;
-        let name = fields.architecture()?;
-        if let Some(family) = Family::ALL.into_iter().find(|family| family.architecture() == name) {
-            return Ok(Model { architecture: Architecture::Llama(Llama::new(&fields, family)?) });
-        }
-        Err(ModelError::Unsupported {
-            field: "architectures".to_owned(),
-            found: format!("\"{name}\""),
-            expected: Family::ALL.map(Family::architecture).join(", "),
-        })
+        Ok(Model { architecture: Architecture::new(config)?, names: Names::plain() })
     }
 
-    fn llama(&self) -> &Llama {
-        let Architecture::Llama(llama) = &self.architecture;
-        llama
+    /// The structure of `checkpoint`, under the names it gives to its tensors.
+    ///
+    /// # Errors
+    /// [`Model::from_config`]
+    pub fn of(checkpoint: &Checkpoint) -> Result<Model, ModelError> {
+        let architecture = Architecture::new(checkpoint.config())?;
+        Ok(Model { architecture, names: Names::find(checkpoint.keys()) })
     }
 
     pub fn layer_count(&self) -> usize {
-        self.llama().layer_count
+        self.architecture.dims().layer_count
     }
 
     pub fn hidden_size(&self) -> usize {
-        self.llama().hidden_size
+        self.architecture.dims().hidden_size
     }
 
     pub fn vocab_size(&self) -> usize {
-        self.llama().vocab_size
+        self.architecture.dims().vocab_size
     }
 
     /// The longest row the model was made for, in tokens.
     pub fn max_positions(&self) -> usize {
-        self.llama().max_positions
+        self.architecture.dims().max_positions
     }
 
     /// Whether the config says that the head is the embedding.
     pub fn tied_head(&self) -> bool {
-        self.llama().tied_head
+        self.architecture.dims().tied_head
+    }
+
+    /// The name that a module or tensor of this model has in a plain text model: the same in every
+    /// container.
+    pub fn canonical(&self, key: &str) -> String {
+        self.names.canonical(key)
     }
 
     /// Module name of layer `layer`, such as `model.layers.3`.
     pub fn layer_key(&self, layer: usize) -> String {
-        format!("model.layers.{layer}")
+        self.names.layer(layer)
     }
 
     /// The linears of a layer by shared input, in the order of execution.
     pub fn layer_groups(&self, layer: usize) -> Vec<Group> {
-        self.llama().layer_groups(&self.layer_key(layer))
+        self.architecture.layer_groups(layer, &self.layer_key(layer))
+    }
+
+    /// The other tensors of a layer, with their shapes.
+    fn layer_others(&self, layer: usize) -> Vec<(String, Vec<usize>)> {
+        self.architecture.layer_others(layer, &self.layer_key(layer))
     }
 
     /// The output projection, hidden to vocabulary.
     pub fn head(&self) -> LinearSpec {
-        LinearSpec { key: HEAD.to_owned(), k: self.hidden_size(), n: self.vocab_size(), has_bias: false }
+        let key = self.names.head.clone();
+        LinearSpec { key, k: self.hidden_size(), n: self.vocab_size(), has_bias: false }
     }
 
     /// Tensor name of the embedding, `[vocab, hidden]`.
     pub fn embedding_key(&self) -> &str {
-        "model.embed_tokens.weight"
+        self.names.embedding()
     }
 
     /// Tensor name of the final norm's weight, `[hidden]`.
     pub fn final_norm_key(&self) -> &str {
-        "model.norm.weight"
+        self.names.final_norm()
     }
 
     /// Every tensor a source must hold, with its shape in Hugging Face's layout. With a tied head,
@@ -211,23 +293,23 @@ impl Model {
 
     /// Loads the weights of layer `i`.
     pub fn layer(&self, w: &dyn WeightSource, i: usize) -> Result<Layer, ModelError> {
-        self.llama().layer(w, &self.layer_key(i)).map(|layer| Layer { kind: LayerKind::Llama(layer) })
+        self.architecture.layer(w, i, &self.layer_key(i)).map(|kind| Layer { kind })
     }
 
     /// Loads the final norm alone: the head's weights can be gigabytes.
     pub fn final_norm(&self, w: &dyn WeightSource) -> Result<FinalNorm, ModelError> {
-        let eps = self.llama().norm_eps;
-        RmsNorm::load(w, self.final_norm_key(), self.hidden_size(), eps).map(FinalNorm)
+        self.architecture.norm(w, self.final_norm_key()).map(FinalNorm)
     }
 
     /// Loads the final norm and the head. A tied head is the embedding, whatever redundant
     /// `lm_head.weight` the checkpoint holds; only a quantized head takes its place.
     pub fn output(&self, w: &dyn WeightSource) -> Result<Output, ModelError> {
-        let quantized_head = w.has_linear(HEAD) && !w.has(&format!("{HEAD}.weight"));
-        let head = if self.tied_head() && !quantized_head {
+        let head = self.head();
+        let is_quantized = w.has_linear(&head.key) && !w.has(&format!("{}.weight", head.key));
+        let head = if self.tied_head() && !is_quantized {
             Linear::new(w.tensor(self.embedding_key())?, None)
         } else {
-            Linear::load(w, &self.head())?
+            Linear::load(w, &head)?
         };
         Ok(Output { norm: self.final_norm(w)?, head })
     }
@@ -241,7 +323,7 @@ pub struct Layer {
 
 #[derive(Debug)]
 enum LayerKind {
-    Llama(llama::LlamaLayer),
+    Llama(LlamaLayer),
 }
 
 impl Layer {
