@@ -23,6 +23,7 @@ pub mod capture;
 pub mod corpus;
 pub mod encode;
 pub mod eval;
+pub mod export;
 pub mod format;
 pub mod linalg;
 pub mod model;
