@@ -25,6 +25,7 @@ pub mod encode;
 pub mod eval;
 pub mod export;
 pub mod format;
+pub mod judge;
 pub mod linalg;
 pub mod model;
 pub mod pipeline;

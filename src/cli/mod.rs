@@ -5,6 +5,7 @@ mod bench;
 mod convert;
 mod eval;
 mod export;
+mod judge;
 mod threads;
 mod ui;
 mod values;
@@ -64,6 +65,7 @@ enum Command {
     #[command(subcommand)]
     Eval(eval::Command),
     Export(export::ExportArgs),
+    Judge(judge::JudgeArgs),
     Verify(verify::VerifyArgs),
 }
 
@@ -87,6 +89,7 @@ fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
         Command::Bench(bench) => bench::run(&bench, ui),
         Command::Eval(command) => eval::run(command, ui),
         Command::Export(args) => export::run(&args, ui),
+        Command::Judge(args) => judge::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
     }
 }
