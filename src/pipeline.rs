@@ -120,6 +120,9 @@ pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, Pipeli
     let resumed_units = writer.committed();
     run.announce(&writer);
     run.warn_about_short_calibration();
+    for key in &job.plan.left_out {
+        run.warn(&format!("{key} is left out: the head is the embedding"));
+    }
     let peaks = run.units(&mut writer)?;
     observer.event(Event::Finishing);
     let bundle = writer.finish(content(job))?;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use support::checkpoint::TestLlama;
 use support::fixture;
-use support::program::{Run, copy_dir, program, read_json};
+use support::program::{Run, copy_dir, edit_file, program, read_json};
 
 const RELATIVES: [&str; 4] = ["qwen2", "qwen3", "mistral", "smollm"];
 
@@ -104,6 +104,43 @@ fn hidden_200_and_vocabulary_1000() {
     let kl = converted_kl(&source, &dir.path().join("out"), "8");
     println!("kl {kl}");
     assert!(kl < 1e-3, "{kl}");
+}
+
+/// Tied or not, the flag at either level, with and without a second head in the source: the bundle has
+/// one head, its config does not contradict it, and it computes what the source does.
+#[test]
+fn one_head_comes_out() {
+    let at_top = |tied: bool| json!({ "tie_word_embeddings": tied });
+    let inside = |tied: bool| json!({ "text_config": { "tie_word_embeddings": tied } });
+    for (flag, has_second, head_bits, leaves) in [
+        (at_top(true), true, "16", vec![]),
+        (inside(true), true, "8", vec!["suh", "svh", "mul1", "trellis"]),
+        (inside(true), false, "16", vec![]),
+        (inside(false), true, "16", vec!["weight"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, out) = (dir.path().join("source"), dir.path().join("out"));
+        TestLlama::nano().with_config("tie_word_embeddings", Value::Null).write_edited(&source, |tensors| {
+            // As a tied head, it gives logits that are not all on one token.
+            let (_, embedding) = tensors.get_mut("model.embed_tokens.weight").unwrap();
+            embedding.iter_mut().for_each(|value| *value *= 0.2);
+            if !has_second {
+                tensors.remove("lm_head.weight");
+            }
+        });
+        edit_file(&source.join("config.json"), |bytes| {
+            let mut config: Value = serde_json::from_slice(bytes).unwrap();
+            config.as_object_mut().unwrap().extend(flag.as_object().unwrap().clone());
+            *bytes = config.to_string().into_bytes();
+        });
+        let kl = converted_kl(&source, &out, head_bits);
+        assert!(kl < 1e-3, "{flag}: {kl}");
+        assert_eq!(stored_heads(&out), leaves, "{flag}");
+        let config = read_json(&out.join("config.json"));
+        let found = [&config["tie_word_embeddings"], &config["text_config"]["tie_word_embeddings"]];
+        let is_tied = found.into_iter().any(|flag| flag == true);
+        assert_eq!(is_tied, leaves.is_empty(), "{flag}");
+    }
 }
 
 fn refusal(name: &str, changes: &[(&str, Value)]) -> String {

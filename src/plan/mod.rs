@@ -67,6 +67,8 @@ pub struct Plan {
     pub modules: Vec<String>,
     /// Source tensors that are stored as they are, sorted.
     pub passthrough: Vec<String>,
+    /// Source tensors that are not stored: a second head beside a tied one, which no model reads.
+    pub left_out: Vec<String>,
     /// The head's module name, if it is quantized.
     pub head: Option<String>,
 }
@@ -110,10 +112,13 @@ pub fn build(model: &Model, checkpoint: &Checkpoint, recipe: Recipe) -> Result<P
         .flat_map(|group| &group.linears)
         .flat_map(|linear| [format!("{}.weight", linear.key), format!("{}.bias", linear.key)])
         .collect();
-    let passthrough: Vec<String> =
-        checkpoint.keys().filter(|key| !quantized.contains(*key)).map(str::to_owned).collect();
+    let is_left = |key: &&str| head.is_none() && model.tied_head() && module_of(key) == model.head().key;
+    let (left_out, kept): (Vec<&str>, Vec<&str>) = checkpoint.keys().partition(is_left);
+    let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect::<Vec<String>>();
+    let mut passthrough = owned(kept);
+    passthrough.retain(|key| !quantized.contains(key));
     let modules = modules(model, &units, head.is_some(), checkpoint);
-    Ok(Plan { recipe, units, modules, passthrough, head })
+    Ok(Plan { recipe, units, modules, passthrough, left_out: owned(left_out), head })
 }
 
 /// Embedding, layers, final norm, head.
@@ -137,7 +142,8 @@ fn modules(
     }
     modules.push(module_of(model.final_norm_key()).to_owned());
     let head = model.head().key;
-    if has_quantized_head || checkpoint.get(&format!("{head}.weight")).is_some() {
+    let is_own = !model.tied_head() && checkpoint.get(&format!("{head}.weight")).is_some();
+    if has_quantized_head || is_own {
         modules.push(head);
     }
     modules
