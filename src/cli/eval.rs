@@ -11,7 +11,7 @@ use exl3_candle::model::{Model, WeightSource, open_weights};
 use exl3_candle::source::{self, Checkpoint};
 use serde::Serialize;
 
-use super::{Status, Ui, values};
+use super::{Status, Ui, judge, values};
 
 /// Measure a model: a Hugging Face folder or an EXL3 bundle
 #[derive(Subcommand)]
@@ -38,6 +38,7 @@ pub enum Command {
         #[arg(long, value_name = "LIMIT", allow_negative_numbers = true, value_parser = values::amount)]
         max_kl: Option<f64>,
     },
+    Judge(judge::EvalJudgeArgs),
 }
 
 /// What is measured: the first `rows` x `cols` tokens of a text, in rows without overlap, each
@@ -59,6 +60,7 @@ pub fn run(command: Command, ui: &Ui) -> anyhow::Result<Status> {
     match command {
         Command::Ppl { model, window, max_perplexity } => ppl(&model, &window, max_perplexity, ui),
         Command::Kl { source, model, window, max_kl } => kl(&source, &model, &window, max_kl, ui),
+        Command::Judge(args) => judge::run_eval(&args, ui),
     }
 }
 
@@ -111,13 +113,13 @@ fn within(value: f64, limit: Option<f64>) -> Status {
 }
 
 /// A model folder whose tensors have been checked.
-struct Opened {
+pub struct Opened {
     checkpoint: Checkpoint,
-    model: Model,
+    pub model: Model,
 }
 
 impl Opened {
-    fn new(dir: &Path) -> anyhow::Result<Self> {
+    pub fn new(dir: &Path) -> anyhow::Result<Self> {
         let checkpoint = source::open(dir)?;
         let in_dir = || format!("{} cannot be evaluated", dir.display());
         let model = Model::of(&checkpoint).with_context(in_dir)?;
@@ -127,7 +129,7 @@ impl Opened {
         Ok(Self { checkpoint, model })
     }
 
-    fn weights(&self) -> anyhow::Result<Box<dyn WeightSource + Sync + '_>> {
+    pub fn weights(&self) -> anyhow::Result<Box<dyn WeightSource + Sync + '_>> {
         Ok(open_weights(&self.checkpoint, &self.model)?)
     }
 }

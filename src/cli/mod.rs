@@ -4,6 +4,8 @@
 mod bench;
 mod convert;
 mod eval;
+mod export;
+mod judge;
 mod threads;
 mod ui;
 mod values;
@@ -62,6 +64,8 @@ enum Command {
     Bench(bench::Bench),
     #[command(subcommand)]
     Eval(eval::Command),
+    Export(export::ExportArgs),
+    Judge(judge::JudgeArgs),
     Verify(verify::VerifyArgs),
 }
 
@@ -84,6 +88,8 @@ fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
         Command::Convert(args) => convert::run(&args, ui),
         Command::Bench(bench) => bench::run(&bench, ui),
         Command::Eval(command) => eval::run(command, ui),
+        Command::Export(args) => export::run(&args, ui),
+        Command::Judge(args) => judge::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
     }
 }

@@ -83,6 +83,15 @@ impl<'a> Fields<'a> {
         if self.get(key).is_some() { self.size(key) } else { Ok(default) }
     }
 
+    /// A number of layers that may be zero, which a missing field is too.
+    pub fn count_or_none(&self, key: &str) -> Result<usize, ModelError> {
+        match self.get(key) {
+            None => Ok(0),
+            Some(value) if value.as_u64() == Some(0) => Ok(0),
+            Some(_) => self.layers(key),
+        }
+    }
+
     /// The number of decoder layers.
     pub fn layers(&self, key: &str) -> Result<usize, ModelError> {
         let layers = self.count(key)?;
@@ -103,11 +112,6 @@ impl<'a> Fields<'a> {
         let value = self.required(key, EXPECTED)?;
         let number = value.as_f64().map(|number| number as f32);
         number.filter(|n| n.is_finite() && *n > 0.0).ok_or_else(|| self.wrong(key, EXPECTED, value))
-    }
-
-    /// Whether the field is there and not null.
-    pub fn has(&self, key: &str) -> bool {
-        self.get(key).is_some()
     }
 
     /// A list of names, if there is one.
@@ -134,6 +138,51 @@ impl<'a> Fields<'a> {
                 expected: expected.to_string(),
             }),
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses an attention window smaller than `positions`.
+    pub fn no_window_below(&self, key: &str, positions: usize) -> Result<(), ModelError> {
+        if self.get(key).is_none() {
+            return Ok(());
+        }
+        let window = self.count(key)?;
+        if window >= positions {
+            return Ok(());
+        }
+        Err(ModelError::Unsupported {
+            field: self.name(key),
+            found: window.to_string(),
+            expected: format!("no attention window, or one of at least max_position_embeddings, {positions}"),
+        })
+    }
+
+    /// Refuses `layer_types` with anything but full attention.
+    pub fn only_full_attention(&self) -> Result<(), ModelError> {
+        const FULL: &str = "full_attention";
+        let Some(value) = self.get("layer_types") else { return Ok(()) };
+        let types = value.as_array().ok_or_else(|| self.wrong("layer_types", "a list", value))?;
+        match types.iter().find(|kind| *kind != FULL) {
+            None => Ok(()),
+            Some(other) => Err(ModelError::Unsupported {
+                field: self.name("layer_types"),
+                found: brief(other),
+                expected: format!("\"{FULL}\" for every layer"),
+            }),
+        }
+    }
+
+    /// `tie_word_embeddings` at the top level or in `text_config`; off where it is in neither.
+    pub fn tied_head(&self) -> Result<bool, ModelError> {
+        const TIE: &str = "tie_word_embeddings";
+        let text_config = self.object("text_config")?;
+        let inner = text_config.filter(|inner| inner.get(TIE).is_some());
+        let Some(inner) = inner.map(|inner| inner.flag(TIE)).transpose()? else { return self.flag(TIE) };
+        match self.get(TIE) {
+            Some(value) if self.flag(TIE)? != inner => {
+                Err(self.wrong(TIE, &format!("{inner}, as in text_config"), value))
+            }
+            _ => Ok(inner),
         }
     }
 
@@ -249,6 +298,18 @@ impl<'a> Fields<'a> {
             original_positions: self.positive("original_max_position_embeddings")?,
         })
     }
+}
+
+/// Refuses a size that its use cannot divide.
+pub(super) fn divides(field: &str, value: usize, by: &str, divisor: usize) -> Result<(), ModelError> {
+    if value.is_multiple_of(divisor) {
+        return Ok(());
+    }
+    Err(ModelError::Field {
+        field: field.to_owned(),
+        expected: format!("a multiple of {divisor} ({by})"),
+        found: value.to_string(),
+    })
 }
 
 /// A JSON value short enough for a message.

@@ -25,10 +25,11 @@ use crate::source::{Checkpoint, SourceError};
 
 pub use bundle_weights::BundleWeights;
 pub use check::TensorProblem;
+pub use qwen3_5::Mtp;
 pub use weights::{SourceWeights, WeightSource, open_weights};
 
 use config::Fields;
-use llama::{Llama, LlamaLayer};
+use llama::{Family, Llama, LlamaLayer};
 use names::Names;
 use nn::{Linear, RmsNorm};
 use qwen3_5::{Qwen3_5, Qwen3_5Layer};
@@ -114,6 +115,15 @@ impl Group {
     }
 }
 
+/// Layers of a multi-token prediction head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MtpLayers {
+    /// In the config.
+    pub declared: usize,
+    /// In the checkpoint.
+    pub found: usize,
+}
+
 /// A model's structure and its tensors' names; it holds no weights.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -139,7 +149,7 @@ impl Dims {
             vocab_size: fields.size("vocab_size")?,
             layer_count: fields.layers("num_hidden_layers")?,
             max_positions: fields.count("max_position_embeddings")?,
-            tied_head: fields.flag("tie_word_embeddings")?,
+            tied_head: fields.tied_head()?,
             norm_eps: fields.positive("rms_norm_eps")?,
         })
     }
@@ -151,20 +161,24 @@ enum Architecture {
     Qwen3_5(Qwen3_5),
 }
 
-const ARCHITECTURES: &str = "LlamaForCausalLM, Qwen3_5ForCausalLM or Qwen3_5ForConditionalGeneration";
-
 impl Architecture {
     fn new(config: &Value) -> Result<Self, ModelError> {
         let fields = Fields::new(config)?;
-        match fields.architecture()? {
-            "LlamaForCausalLM" => Llama::new(&fields).map(Self::Llama),
-            "Qwen3_5ForCausalLM" | "Qwen3_5ForConditionalGeneration" => {
-                Qwen3_5::new(&fields).map(Self::Qwen3_5)
-            }
-            other => Err(ModelError::Unsupported {
+        let name = fields.architecture()?;
+        if qwen3_5::ARCHITECTURES.contains(&name) {
+            return Qwen3_5::new(&fields).map(Self::Qwen3_5);
+        }
+        match Family::ALL.into_iter().find(|family| family.architecture() == name) {
+            Some(family) => Llama::new(&fields, family).map(Self::Llama),
+            None => Err(ModelError::Unsupported {
                 field: "architectures".to_owned(),
-                found: format!("\"{other}\""),
-                expected: ARCHITECTURES.to_owned(),
+                found: format!("\"{name}\""),
+                expected: Family::ALL
+                    .map(Family::architecture)
+                    .into_iter()
+                    .chain(qwen3_5::ARCHITECTURES)
+                    .collect::<Vec<_>>()
+                    .join(", "),
             }),
         }
     }
@@ -187,7 +201,7 @@ impl Architecture {
     /// The other tensors of a layer, with their shapes.
     fn layer_others(&self, layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
         match self {
-            Self::Llama(llama) => llama.norms(key).into(),
+            Self::Llama(llama) => llama.norms(key),
             Self::Qwen3_5(qwen) => qwen.layer_others(layer, key),
         }
     }
@@ -274,6 +288,67 @@ impl Model {
     pub fn head(&self) -> LinearSpec {
         let key = self.names.head.clone();
         LinearSpec { key, k: self.hidden_size(), n: self.vocab_size(), has_bias: false }
+    }
+
+    /// All linears: of the layers, the head, and a multi-token prediction head.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = LinearSpec> {
+        let layers = (0..self.layer_count()).flat_map(|layer| self.layer_groups(layer));
+        let groups = layers.chain(self.mtp_groups());
+        groups.flat_map(|group| group.linears).chain([self.head()])
+    }
+
+    /// Module name and number of layers of the checkpoint's multi-token prediction head.
+    pub fn mtp_key(&self) -> Option<(&str, usize)> {
+        let found = self.mtp_layers().map_or(0, |layers| layers.found);
+        (found > 0).then(|| (self.names.mtp(), found))
+    }
+
+    /// Layers of the multi-token prediction head; nothing for an architecture that has none.
+    pub fn mtp_layers(&self) -> Option<MtpLayers> {
+        match &self.architecture {
+            Architecture::Llama(_) => None,
+            Architecture::Qwen3_5(qwen) => {
+                Some(MtpLayers { declared: qwen.mtp_layers, found: self.names.mtp_layers })
+            }
+        }
+    }
+
+    /// The linears of the multi-token prediction head, as [`Model::layer_groups`]; empty without one.
+    pub fn mtp_groups(&self) -> Vec<Group> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => qwen.mtp_groups(key, layers),
+            _ => Vec::new(),
+        }
+    }
+
+    fn mtp_others(&self) -> Vec<(String, Vec<usize>)> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => qwen.mtp_others(key, layers),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Loads the multi-token prediction head.
+    ///
+    /// # Errors
+    /// Also where [`Model::mtp_key`] knows of none.
+    pub fn mtp(&self, w: &dyn WeightSource) -> Result<Mtp, ModelError> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => {
+                let final_norm = self.architecture.norm(w, self.final_norm_key())?;
+                qwen.mtp(w, key, layers, final_norm)
+            }
+            _ => Err(ModelError::Tensor {
+                tensor: self.names.mtp().to_owned(),
+                expected: "a multi-token prediction head".to_owned(),
+                found: "none".to_owned(),
+            }),
+        }
+    }
+
+    /// Whether a tensor is part of a vision tower, which is not computed here.
+    pub fn is_vision(key: &str) -> bool {
+        names::is_vision(key)
     }
 
     /// Tensor name of the embedding, `[vocab, hidden]`.

@@ -9,6 +9,9 @@ const PARTS: [&str; 2] = ["model", "language_model"];
 const PREFIX: &str = "model";
 const HEAD: &str = "lm_head";
 const EMBEDDING: &str = "embed_tokens";
+const MTP: &str = "mtp";
+/// A part of the name of every tensor of a vision tower.
+const VISION: &str = "visual";
 
 /// Where the text model and the head lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub(super) struct Names {
     pub head: String,
     embedding: String,
     final_norm: String,
+    /// Layers of the multi-token prediction head; 0 without one.
+    pub mtp_layers: usize,
 }
 
 impl Names {
@@ -30,7 +35,9 @@ impl Names {
     /// The names in a checkpoint with the tensors `keys`: its embedding and its head tell.
     pub fn find<'a>(keys: impl Iterator<Item = &'a str>) -> Self {
         let (mut prefix, mut head) = (PREFIX, HEAD);
+        let mut mtp_layers = 0;
         for key in keys {
+            mtp_layers = mtp_layers.max(mtp_layer(key).map_or(0, |layer| layer + 1));
             let module = key.rsplit_once('.').map_or(key, |(module, _)| module);
             let (parent, name) = module.rsplit_once('.').unwrap_or(("", module));
             if !parent.split('.').all(|part| part.is_empty() || PARTS.contains(&part)) {
@@ -42,7 +49,7 @@ impl Names {
                 _ => {}
             }
         }
-        Self::new(prefix, head)
+        Self { mtp_layers, ..Self::new(prefix, head) }
     }
 
     fn new(prefix: &str, head: &str) -> Self {
@@ -52,7 +59,13 @@ impl Names {
             final_norm: below("norm.weight"),
             prefix: prefix.to_owned(),
             head: head.to_owned(),
+            mtp_layers: 0,
         }
+    }
+
+    /// Module name of the multi-token prediction head: no container renames it.
+    pub fn mtp(&self) -> &'static str {
+        MTP
     }
 
     pub fn embedding(&self) -> &str {
@@ -82,6 +95,16 @@ impl Names {
             (None, None) => key.to_owned(),
         }
     }
+}
+
+/// The layer of a multi-token prediction head that a tensor belongs to.
+fn mtp_layer(key: &str) -> Option<usize> {
+    key.strip_prefix(MTP)?.strip_prefix(".layers.")?.split('.').next()?.parse().ok()
+}
+
+/// Whether a tensor is part of a vision tower.
+pub(super) fn is_vision(key: &str) -> bool {
+    key.split('.').any(|part| part == VISION)
 }
 
 #[cfg(test)]

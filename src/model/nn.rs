@@ -114,8 +114,10 @@ impl GatedMlp {
     }
 
     /// Loads the linears of [`GatedMlp::groups`].
-    pub fn load(w: &dyn WeightSource, groups: &[Group; 2]) -> std::result::Result<Self, ModelError> {
-        let [inputs, output] = groups;
+    pub fn load(
+        w: &dyn WeightSource,
+        [inputs, output]: [&Group; 2],
+    ) -> std::result::Result<Self, ModelError> {
         Ok(Self {
             gate: Linear::load(w, &inputs.linears[0])?,
             up: Linear::load(w, &inputs.linears[1])?,

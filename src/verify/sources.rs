@@ -60,11 +60,11 @@ pub(super) fn check_linear(
     Some(error)
 }
 
-/// The weight a module was made from; a tied head was made from the embedding.
+/// The weight a module was made from; a tied head was made from the embedding, whatever lies beside it.
 fn source_weight<'a>(key: &str, source: &'a Checkpoint) -> Option<TensorRef<'a>> {
     let embedding = || source.keys().find(|name| name.ends_with("embed_tokens.weight"));
     match source.get(&format!("{key}.weight")) {
-        None if is_head(key) => source.get(embedding()?),
+        found if is_head(key) && (found.is_none() || is_tied(source)) => source.get(embedding()?),
         found => found,
     }
 }
@@ -148,11 +148,15 @@ pub(super) fn check_passthrough(source: &Checkpoint, shards: &Shards, report: &m
 
 /// Rotary frequencies are computed, not loaded; a head beside a tied embedding is a copy of it.
 fn may_be_left_out(name: &str, source: &Checkpoint) -> bool {
+    let is_head = || name.strip_suffix(".weight").is_some_and(is_head);
+    name.ends_with(".rotary_emb.inv_freq") || (is_tied(source) && is_head())
+}
+
+fn is_tied(source: &Checkpoint) -> bool {
     let tie =
         |config: Option<&Value>| config.and_then(|c| c.get("tie_word_embeddings")).and_then(Value::as_bool);
     let config = source.config();
-    let is_tied = tie(Some(config)).or(tie(config.get("text_config"))) == Some(true);
-    name.ends_with(".rotary_emb.inv_freq") || (is_tied && name.strip_suffix(".weight").is_some_and(is_head))
+    tie(Some(config)).or(tie(config.get("text_config"))) == Some(true)
 }
 
 /// Where the stored tensor's bytes leave the source's.

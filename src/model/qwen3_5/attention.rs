@@ -3,10 +3,10 @@
 
 use candle_core::{Result as CandleResult, Tensor};
 
-use super::super::config::Fields;
+use super::super::config::{Fields, divides};
 use super::super::nn::{Linear, RmsNorm, Rotary, causal_attention, split_heads};
 use super::super::{Dims, Group, ModelError, Tap, WeightSource, computing};
-use super::{divides, linear};
+use super::linear;
 
 /// Share of a head that is rotated, where a config does not say.
 const ROTARY_FACTOR: f32 = 0.25;

@@ -2,11 +2,11 @@
 
 use candle_core::{D, Device, Result as CandleResult, Tensor};
 
-use super::super::config::Fields;
+use super::super::config::{Fields, divides};
 use super::super::nn::{Linear, RmsNorm, expect_shape, split_heads};
 use super::super::{Dims, Group, LinearSpec, ModelError, Tap, WeightSource, computing};
 use super::delta_rule::gated_delta_rule;
-use super::{divides, linear};
+use super::linear;
 
 const CONV_WIDTH: usize = 4;
 /// Of the unit length of queries and keys, inside the root.

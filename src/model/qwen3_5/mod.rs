@@ -8,6 +8,7 @@
 mod attention;
 mod delta_net;
 mod delta_rule;
+mod mtp;
 
 use candle_core::Tensor;
 
@@ -16,6 +17,11 @@ use super::nn::{GatedMlp, RmsNorm};
 use super::{Dims, Group, LinearSpec, ModelError, Tap, WeightSource, computing};
 use attention::{Attention, AttentionShape};
 use delta_net::{DeltaNet, DeltaNetShape};
+
+pub use mtp::Mtp;
+
+/// In `architectures` of a config of text alone, and of one with a vision tower.
+pub(super) const ARCHITECTURES: [&str; 2] = ["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"];
 
 /// Every fourth layer attends, where a config does not list the layers.
 const ATTENTION_INTERVAL: usize = 4;
@@ -28,6 +34,8 @@ pub(super) struct Qwen3_5 {
     layers: Vec<Mixing>,
     attention: AttentionShape,
     delta_net: DeltaNetShape,
+    /// Layers of a multi-token prediction head that the config declares.
+    pub mtp_layers: usize,
 }
 
 /// How a layer mixes its tokens.
@@ -46,21 +54,25 @@ impl Qwen3_5 {
         outer.only("model_type", if is_nested { "qwen3_5" } else { "qwen3_5_text" }.into())?;
         fields.only("model_type", "qwen3_5_text".into())?;
         fields.only("hidden_act", "silu".into())?;
+        fields.only("mtp_use_dedicated_embeddings", false.into())?;
         let mut dims = Dims::new(fields)?;
-        if outer.has("tie_word_embeddings") {
-            dims.tied_head = outer.flag("tie_word_embeddings")?;
-        }
+        dims.tied_head = outer.tied_head()?;
         Ok(Self {
             intermediate_size: fields.size("intermediate_size")?,
             layers: layers(fields, dims.layer_count)?,
             attention: AttentionShape::new(fields, &dims)?,
             delta_net: DeltaNetShape::new(fields, &dims)?,
+            mtp_layers: fields.count_or_none("mtp_num_hidden_layers")?,
             dims,
         })
     }
 
     pub fn layer_groups(&self, layer: usize, key: &str) -> Vec<Group> {
-        let mixing = match self.layers[layer] {
+        self.groups_of(self.layers[layer], key)
+    }
+
+    fn groups_of(&self, mixing: Mixing, key: &str) -> Vec<Group> {
+        let mixing = match mixing {
             Mixing::DeltaNet => self.delta_net.groups(key),
             Mixing::Attention => self.attention.groups(key),
         };
@@ -73,7 +85,11 @@ impl Qwen3_5 {
 
     /// The tensors of a layer that are no linears to quantize, with their shapes.
     pub fn layer_others(&self, layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
-        let mixing = match self.layers[layer] {
+        self.others_of(self.layers[layer], key)
+    }
+
+    fn others_of(&self, mixing: Mixing, key: &str) -> Vec<(String, Vec<usize>)> {
+        let mixing = match mixing {
             Mixing::DeltaNet => self.delta_net.others(key),
             Mixing::Attention => self.attention.others(key),
         };
@@ -82,16 +98,21 @@ impl Qwen3_5 {
     }
 
     pub fn layer(&self, w: &dyn WeightSource, layer: usize, key: &str) -> Result<Qwen3_5Layer, ModelError> {
+        self.layer_of(w, self.layers[layer], key)
+    }
+
+    fn layer_of(&self, w: &dyn WeightSource, mixing: Mixing, key: &str) -> Result<Qwen3_5Layer, ModelError> {
         let [input_norm, post_norm] = norm_keys(key).map(|norm| self.norm(w, &norm));
+        let [gate_up, down] = self.mlp_groups(key);
         Ok(Qwen3_5Layer {
             key: key.to_owned(),
             input_norm: input_norm?,
-            mixer: match self.layers[layer] {
+            mixer: match mixing {
                 Mixing::DeltaNet => Mixer::DeltaNet(self.delta_net.load(w, key)?),
                 Mixing::Attention => Mixer::Attention(self.attention.load(w, key)?),
             },
             post_norm: post_norm?,
-            mlp: GatedMlp::load(w, &self.mlp_groups(key))?,
+            mlp: GatedMlp::load(w, [&gate_up, &down])?,
         })
     }
 
@@ -161,18 +182,6 @@ impl Qwen3_5Layer {
         let y = self.mlp.forward(&h, tap)?;
         (x + y).map_err(&at)
     }
-}
-
-/// Refuses a size that its use cannot divide.
-fn divides(field: &str, value: usize, by: &str, divisor: usize) -> Result<(), ModelError> {
-    if value.is_multiple_of(divisor) {
-        return Ok(());
-    }
-    Err(ModelError::Field {
-        field: field.to_owned(),
-        expected: format!("a multiple of {divisor} ({by})"),
-        found: value.to_string(),
-    })
 }
 
 fn linear(layer: &str, module: &str, k: usize, n: usize, has_bias: bool) -> LinearSpec {
