@@ -154,6 +154,7 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
         Outcome::Converted(conversion) => Report::converted(&conversion),
         Outcome::AlreadyDone(dir) => Report::already_done(&dir)?,
     };
+    report.left_out = plan.left_out.clone();
     if !args.no_verify {
         ui.note("checking the bundle against its source");
         report.verified = Some(checked(&args.output, &checkpoint)?);

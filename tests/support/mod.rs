@@ -2,6 +2,7 @@
 #![allow(dead_code)] // every test binary uses its own part
 
 pub mod checkpoint;
+pub mod hybrid;
 pub mod program;
 
 use std::fs::{self, File};
