@@ -300,7 +300,7 @@ impl Model {
     /// Module name and number of layers of the checkpoint's multi-token prediction head.
     pub fn mtp_key(&self) -> Option<(&str, usize)> {
         let found = self.mtp_layers().map_or(0, |layers| layers.found);
-        (found > 0).then(|| (self.names.mtp(), found))
+        (found > 0).then(|| (self.names.mtp.as_str(), found))
     }
 
     /// Layers of the multi-token prediction head; nothing for an architecture that has none.
@@ -339,7 +339,7 @@ impl Model {
                 qwen.mtp(w, key, layers, final_norm)
             }
             _ => Err(ModelError::Tensor {
-                tensor: self.names.mtp().to_owned(),
+                tensor: self.names.mtp.clone(),
                 expected: "a multi-token prediction head".to_owned(),
                 found: "none".to_owned(),
             }),
