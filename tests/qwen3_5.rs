@@ -4,6 +4,7 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use candle_core::{D, Tensor};
 use exl3_candle::corpus::{self, Shape};
@@ -106,14 +107,22 @@ fn every_container_gives_the_same_quantized_bytes_and_loses_nothing() {
         assert_whole(*container, converted);
     }
     assert_measured(&all);
+    // The same weights under other names are the same source.
+    let nested = tempfile::tempdir().unwrap();
+    TestHybrid { mtp_layers: 0, ..TestHybrid::new(Container::Nested) }.write(nested.path());
+    assert_verified(&all[2].1.dir.path().join("out"), nested.path());
+}
+
+fn assert_verified(bundle: &Path, source: &Path) {
+    let mut command = program(["verify", "--json"]);
+    command.arg(bundle).arg("--source").arg(source);
+    assert_eq!(Run::of(&mut command).expect(0).json()["failures"], json!([]));
 }
 
 /// All tensors are there and listed, those of the vision tower in a file of their own.
 fn assert_whole(container: Container, converted: &Converted) {
     let dir = converted.dir.path();
-    let mut verify = program(["verify", "--json"]);
-    verify.arg(dir.join("out")).arg("--source").arg(dir.join("source"));
-    assert_eq!(Run::of(&mut verify).expect(0).json()["failures"], json!([]));
+    assert_verified(&dir.join("out"), &dir.join("source"));
 
     let storage = &converted.manifest()["tensor_storage"];
     let listed: Vec<&String> = storage

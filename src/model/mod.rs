@@ -25,6 +25,7 @@ use crate::source::{Checkpoint, SourceError};
 
 pub use bundle_weights::BundleWeights;
 pub use check::TensorProblem;
+pub use names::{canonical, renamed};
 pub use qwen3_5::Mtp;
 pub use weights::{SourceWeights, WeightSource, open_weights};
 
@@ -261,12 +262,6 @@ impl Model {
     /// Whether the config says that the head is the embedding.
     pub fn tied_head(&self) -> bool {
         self.architecture.dims().tied_head
-    }
-
-    /// The name that a module or tensor of this model has in a plain text model: the same in every
-    /// container.
-    pub fn canonical(&self, key: &str) -> String {
-        self.names.canonical(key)
     }
 
     /// Module name of layer `layer`, such as `model.layers.3`.
