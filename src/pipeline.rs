@@ -18,7 +18,7 @@ use crate::encode::TileEncoder;
 use crate::format::QuantizedLinear;
 use crate::linalg::Matrix;
 use crate::model::{LinearSpec, Model, ModelError, SourceWeights, WeightSource, computing};
-use crate::plan::{GroupPlan, Plan, UnitPlan};
+use crate::plan::{GroupPlan, Plan, UnitKind, UnitPlan};
 use crate::progress::{Event, Observer, TensorDone};
 use crate::quantize::{self, Calibration, LinearInput, QuantizeError, Quantized, Settings};
 use crate::source::{Checkpoint, SourceError};
@@ -120,6 +120,9 @@ pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, Pipeli
     let resumed_units = writer.committed();
     run.announce(&writer);
     run.warn_about_short_calibration();
+    for note in &job.plan.notes {
+        run.warn(note);
+    }
     for key in &job.plan.left_out {
         run.warn(&format!("{key} is left out: the head is the embedding"));
     }
@@ -144,6 +147,8 @@ fn check_rows(job: &Job<'_>) -> Result<(), PipelineError> {
 fn recipe(job: &Job<'_>) -> Map<String, Value> {
     let recipe = &job.plan.recipe;
     let shape = job.corpus.shape();
+    // Only where there is such a head do the bytes depend on its rate.
+    let mtp_bits = job.model.mtp_key().map(|_| ("mtp_bits", json!(recipe.mtp_bits)));
     let fields = [
         ("algorithm", json!(ALGORITHM)),
         ("source_sha256", json!(job.source_sha256)),
@@ -158,7 +163,7 @@ fn recipe(job: &Job<'_>) -> Map<String, Value> {
         ("calibration_sha256", json!(job.corpus.fingerprint())),
         ("shard_bytes", json!(job.shard_bytes)),
     ];
-    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    fields.into_iter().chain(mtp_bits).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 fn content<'a>(job: &Job<'a>) -> BundleContent<'a> {
@@ -168,7 +173,10 @@ fn content<'a>(job: &Job<'a>) -> BundleContent<'a> {
         base: job.base.clone(),
         modules: job.plan.modules.clone(),
         passthrough: job.plan.passthrough.clone(),
+        vision: job.plan.vision.clone(),
         head: job.plan.head.clone(),
+        mtp: job.plan.mtp.clone(),
+        mtp_layers: job.plan.mtp_layers,
         bits: recipe.bits,
         head_bits: recipe.head_bits,
         codebook: recipe.codebook,
@@ -221,12 +229,12 @@ impl Run<'_> {
         let mut states = self.states(writer)?;
         for (index, unit) in self.job.plan.units.iter().enumerate().skip(first) {
             self.observer.event(Event::UnitStarted { unit: index, key: &unit.key });
-            let capture = self.observe(index, unit, &states)?;
+            let capture = self.observe(unit, &states)?;
             peaks.push((unit.key.clone(), capture.peak));
             self.observer.event(Event::Captured { unit: index, key: &unit.key });
             let quantized = self.quantize(unit, capture)?;
             self.commit(writer, index, unit, quantized)?;
-            if index < self.job.model.layer_count() && index + 1 < self.job.plan.units.len() {
+            if matches!(unit.kind, UnitKind::Layer(_)) && index + 1 < self.job.plan.units.len() {
                 self.advance(&mut states, writer, index)?;
                 states.save(writer.work_dir())?;
             }
@@ -269,15 +277,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn observe(&self, index: usize, unit: &UnitPlan, states: &States) -> Result<LayerCapture, PipelineError> {
+    fn observe(&self, unit: &UnitPlan, states: &States) -> Result<LayerCapture, PipelineError> {
+        let model = self.job.model;
         let weights = SourceWeights(self.job.checkpoint);
         let widths: Vec<usize> = unit.groups.iter().map(|group| group.linears[0].k).collect();
-        if index == self.job.model.layer_count() {
-            let norm = self.job.model.final_norm(&weights)?;
-            return Ok(capture::observe_head(&norm, widths[0], states)?);
-        }
-        let layer = self.job.model.layer(&weights, index)?;
-        Ok(capture::observe(&layer, &widths, states)?)
+        let capture = match unit.kind {
+            UnitKind::Layer(layer) => capture::observe(&model.layer(&weights, layer)?, &widths, states)?,
+            UnitKind::Head => capture::observe_head(&model.final_norm(&weights)?, widths[0], states)?,
+            UnitKind::Mtp => {
+                let mtp = model.mtp(&weights)?;
+                let embed = |ids: &[u32]| model.embed(&weights, ids);
+                capture::observe_mtp(&mtp, &widths, states, self.job.corpus.rows(), embed)?
+            }
+        };
+        Ok(capture)
     }
 
     fn quantize(&self, unit: &UnitPlan, mut capture: LayerCapture) -> Result<Vec<Quantized>, PipelineError> {

@@ -3,7 +3,7 @@
 mod support;
 
 use exl3_candle::encode::{Cpu, TrellisSpec};
-use exl3_candle::format::{Bits, Codebook, TILE_LEN, tile_position};
+use exl3_candle::format::{Bits, Codebook, TILE_LEN, tile_position, unpack};
 use exl3_candle::linalg::{Matrix, Rng};
 use exl3_candle::quantize::{
     Calibrated, Calibration, Hessian, LinearInput, OutScales, QuantizeError, Settings, Uncalibrated, decode,
@@ -62,9 +62,17 @@ impl Layer {
         Matrix::from_vec(shape[0], shape[1], self.golden.f32(name))
     }
 
+    /// The states of a case, tile by tile, from the reference's packed words.
+    fn states(&self, case: &Case) -> Vec<u16> {
+        let name = format!("{}.out.trellis", case.name);
+        let words = self.golden.shape(&name)[2];
+        let packed = self.golden.u16(&name);
+        packed.chunks(words).flat_map(|tile| unpack(tile, case.spec.bits(), TILE_LEN)).collect()
+    }
+
     /// The decoded tiles of a case, `[k, n]` in the rotated basis.
     fn values(&self, case: &Case) -> Matrix {
-        let states = self.golden.u16(&format!("{}.encoded", case.name));
+        let states = self.states(case);
         let mut values = Matrix::zeros(K, N);
         for (at, state) in states.into_iter().enumerate() {
             let (tile, (row, col)) = (at / TILE_LEN, tile_position(at % TILE_LEN));
@@ -124,7 +132,7 @@ fn every_tile_of_ldlq_is_the_reference_s() {
     for case in cases() {
         let weight = layer.matrix(&format!("{}.weight_r", case.name));
         let ours = ldlq(&[&weight], Some(&factor), &case.spec, &Cpu::detect()).unwrap();
-        let expected = layer.golden.u16(&format!("{}.encoded", case.name));
+        let expected = layer.states(&case);
         let wrong =
             ours[0].states.chunks(TILE_LEN).zip(expected.chunks(TILE_LEN)).filter(|(a, b)| a != b).count();
         assert_eq!(wrong, 0, "{}: {wrong} of 384 tiles differ", case.name);

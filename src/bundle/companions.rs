@@ -57,9 +57,10 @@ pub fn is_bundle_file(name: &str) -> bool {
     }
 }
 
-/// `model.safetensors` or `model-NNNNN-of-NNNNN.safetensors`.
+/// `model.safetensors` or `model-NNNNN-of-NNNNN.safetensors`; a vision tower's begin with `vision`.
 fn is_shard(name: &str) -> bool {
-    let Some(stem) = name.strip_prefix("model").and_then(|n| n.strip_suffix(".safetensors")) else {
+    let stem = ["model", "vision"].into_iter().find_map(|stem| name.strip_prefix(stem));
+    let Some(stem) = stem.and_then(|n| n.strip_suffix(".safetensors")) else {
         return false;
     };
     let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
@@ -171,7 +172,7 @@ mod tests {
     #[test]
     fn only_the_names_that_are_written_belong_to_a_bundle() {
         for name in
-            ["model-00001-of-00003.safetensors", "model.safetensors", "additional_chat_templates/a.jinja"]
+            ["model-00001-of-00003.safetensors", "vision.safetensors", "additional_chat_templates/a.jinja"]
         {
             assert!(is_bundle_file(name), "{name}");
         }

@@ -80,8 +80,14 @@ pub struct BundleContent<'a> {
     pub modules: Vec<String>,
     /// Names of the source's tensors that are stored as they are.
     pub passthrough: Vec<String>,
+    /// Those of them that are stored in files of their own: a vision tower.
+    pub vision: Vec<String>,
     /// The head's module name, if it is quantized; the configuration then unties it.
     pub head: Option<String>,
+    /// The module name of a multi-token prediction head, if it is quantized.
+    pub mtp: Option<String>,
+    /// How many layers of such a head there are, where the configuration must be told.
+    pub mtp_layers: Option<usize>,
     pub bits: Bits,
     /// `None` if the head is left as it is.
     pub head_bits: Option<Bits>,

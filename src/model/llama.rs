@@ -5,8 +5,8 @@
 
 use candle_core::{Result as CandleResult, Tensor};
 
-use super::config::Fields;
-use super::nn::{Linear, RmsNorm, Rotary, causal_attention};
+use super::config::{Fields, divides};
+use super::nn::{GatedMlp, Linear, RmsNorm, Rotary, causal_attention, split_heads};
 use super::{Dims, Group, LinearSpec, ModelError, Tap, WeightSource, computing};
 
 const INPUT_NORM: &str = "input_layernorm";
@@ -106,7 +106,6 @@ impl Llama {
     pub fn new(fields: &Fields<'_>, family: Family) -> Result<Self, ModelError> {
         fields.only("model_type", family.model_type().into())?;
         fields.only("hidden_act", "silu".into())?;
-        fields.only("partial_rotary_factor", 1.0.into())?;
         let dims = Dims::new(fields)?;
         family.refuse_windows(fields, dims.max_positions)?;
         let hidden_size = dims.hidden_size;
@@ -145,10 +144,8 @@ impl Llama {
         let k = linear("self_attn.k_proj", hidden, kv, qkv);
         let v = linear("self_attn.v_proj", hidden, kv, qkv);
         let o = linear("self_attn.o_proj", attention, hidden, o);
-        let gate = linear("mlp.gate_proj", hidden, inner, mlp);
-        let up = linear("mlp.up_proj", hidden, inner, mlp);
-        let down = linear("mlp.down_proj", inner, hidden, mlp);
-        [vec![q, k, v], vec![o], vec![gate, up], vec![down]].map(|linears| Group { linears }).into()
+        let [gate_up, down] = GatedMlp::groups(layer, hidden, inner, mlp);
+        vec![Group { linears: vec![q, k, v] }, Group { linears: vec![o] }, gate_up, down]
     }
 
     /// The norm weights of a layer with their shapes.
@@ -180,23 +177,10 @@ impl Llama {
                 rotary: self.rotary.clone(),
             },
             o: load(1, 0)?,
-            gate: load(2, 0)?,
-            up: load(2, 1)?,
-            down: load(3, 0)?,
-            linears: groups.into_iter().map(|g| g.linears.into_iter().map(|l| l.key).collect()).collect(),
+            mlp: GatedMlp::load(w, [&groups[2], &groups[3]])?,
+            modules: [groups[0].modules(), groups[1].modules()],
         })
     }
-}
-
-fn divides(field: &str, value: usize, by: &str, divisor: usize) -> Result<(), ModelError> {
-    if value.is_multiple_of(divisor) {
-        return Ok(());
-    }
-    Err(ModelError::Field {
-        field: field.to_owned(),
-        expected: format!("a multiple of {divisor} ({by})"),
-        found: value.to_string(),
-    })
 }
 
 #[derive(Debug)]
@@ -217,16 +201,10 @@ impl Attention {
             Some(norm) => norm.forward(&heads),
             None => Ok(heads),
         };
-        let q = normed(self.heads(&self.q.forward(x)?)?, &self.q_norm)?;
-        let k = normed(self.heads(&self.k.forward(x)?)?, &self.k_norm)?;
-        let v = self.heads(&self.v.forward(x)?)?;
+        let q = normed(split_heads(&self.q.forward(x)?, self.head_dim)?, &self.q_norm)?;
+        let k = normed(split_heads(&self.k.forward(x)?, self.head_dim)?, &self.k_norm)?;
+        let v = split_heads(&self.v.forward(x)?, self.head_dim)?;
         causal_attention(&self.rotary.rotate(&q)?, &self.rotary.rotate(&k)?, &v)
-    }
-
-    /// `[t, heads * head_dim]` to `[heads, t, head_dim]`.
-    fn heads(&self, x: &Tensor) -> CandleResult<Tensor> {
-        let (t, width) = x.dims2()?;
-        x.reshape((t, width / self.head_dim, self.head_dim))?.transpose(0, 1)?.contiguous()
     }
 }
 
@@ -238,11 +216,9 @@ pub(super) struct LlamaLayer {
     attention: Attention,
     o: Linear,
     post_norm: RmsNorm,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-    /// Module names of the four groups, as taps get them.
-    linears: Vec<Vec<String>>,
+    mlp: GatedMlp,
+    /// Module names of the attention's linears by shared input, as taps get them.
+    modules: [Vec<String>; 2],
 }
 
 impl LlamaLayer {
@@ -250,18 +226,12 @@ impl LlamaLayer {
     pub fn forward(&self, x: &Tensor, tap: &mut dyn Tap) -> Result<Tensor, ModelError> {
         let at = computing(&self.key);
         let h = self.input_norm.forward(x).map_err(&at)?;
-        tap.input(&self.linears[0], &h)?;
+        tap.input(&self.modules[0], &h)?;
         let mixed = self.attention.forward(&h).map_err(&at)?;
-        tap.input(&self.linears[1], &mixed)?;
+        tap.input(&self.modules[1], &mixed)?;
         let x = self.o.forward(&mixed).and_then(|y| x + y).map_err(&at)?;
-
         let h = self.post_norm.forward(&x).map_err(&at)?;
-        tap.input(&self.linears[2], &h)?;
-        let g = self.gate.forward(&h).map_err(&at)?;
-        let u = self.up.forward(&h).map_err(&at)?;
-        tap.gated(&self.linears[2][0], &self.linears[2][1], &g, &u)?;
-        let inner = g.silu().and_then(|g| g * u).map_err(&at)?;
-        tap.input(&self.linears[3], &inner)?;
-        self.down.forward(&inner).and_then(|y| x + y).map_err(&at)
+        let y = self.mlp.forward(&h, tap)?;
+        (x + y).map_err(&at)
     }
 }

@@ -11,6 +11,7 @@ mod config;
 mod llama;
 mod names;
 mod nn;
+mod qwen3_5;
 mod weights;
 
 use std::path::PathBuf;
@@ -24,12 +25,14 @@ use crate::source::{Checkpoint, SourceError};
 
 pub use bundle_weights::BundleWeights;
 pub use check::TensorProblem;
+pub use qwen3_5::Mtp;
 pub use weights::{SourceWeights, WeightSource, open_weights};
 
 use config::Fields;
 use llama::{Family, Llama, LlamaLayer};
 use names::Names;
 use nn::{Linear, RmsNorm};
+use qwen3_5::{Qwen3_5, Qwen3_5Layer};
 
 /// What cannot be computed, or not loaded.
 #[derive(Debug, Error)]
@@ -105,6 +108,22 @@ pub struct Group {
     pub linears: Vec<LinearSpec>,
 }
 
+impl Group {
+    /// The module names of its linears.
+    pub fn modules(&self) -> Vec<String> {
+        self.linears.iter().map(|linear| linear.key.clone()).collect()
+    }
+}
+
+/// Layers of a multi-token prediction head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MtpLayers {
+    /// In the config.
+    pub declared: usize,
+    /// In the checkpoint.
+    pub found: usize,
+}
+
 /// A model's structure and its tensors' names; it holds no weights.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -139,18 +158,27 @@ impl Dims {
 #[derive(Clone, Debug)]
 enum Architecture {
     Llama(Llama),
+    Qwen3_5(Qwen3_5),
 }
 
 impl Architecture {
     fn new(config: &Value) -> Result<Self, ModelError> {
         let fields = Fields::new(config)?;
         let name = fields.architecture()?;
+        if qwen3_5::ARCHITECTURES.contains(&name) {
+            return Qwen3_5::new(&fields).map(Self::Qwen3_5);
+        }
         match Family::ALL.into_iter().find(|family| family.architecture() == name) {
             Some(family) => Llama::new(&fields, family).map(Self::Llama),
             None => Err(ModelError::Unsupported {
                 field: "architectures".to_owned(),
                 found: format!("\"{name}\""),
-                expected: Family::ALL.map(Family::architecture).join(", "),
+                expected: Family::ALL
+                    .map(Family::architecture)
+                    .into_iter()
+                    .chain(qwen3_5::ARCHITECTURES)
+                    .collect::<Vec<_>>()
+                    .join(", "),
             }),
         }
     }
@@ -158,26 +186,30 @@ impl Architecture {
     fn dims(&self) -> &Dims {
         match self {
             Self::Llama(llama) => &llama.dims,
+            Self::Qwen3_5(qwen) => &qwen.dims,
         }
     }
 
     /// The linears of layer `layer`, whose module name is `key`.
-    fn layer_groups(&self, _layer: usize, key: &str) -> Vec<Group> {
+    fn layer_groups(&self, layer: usize, key: &str) -> Vec<Group> {
         match self {
             Self::Llama(llama) => llama.layer_groups(key),
+            Self::Qwen3_5(qwen) => qwen.layer_groups(layer, key),
         }
     }
 
     /// The other tensors of a layer, with their shapes.
-    fn layer_others(&self, _layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
+    fn layer_others(&self, layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
         match self {
             Self::Llama(llama) => llama.norms(key),
+            Self::Qwen3_5(qwen) => qwen.layer_others(layer, key),
         }
     }
 
-    fn layer(&self, w: &dyn WeightSource, _layer: usize, key: &str) -> Result<LayerKind, ModelError> {
+    fn layer(&self, w: &dyn WeightSource, layer: usize, key: &str) -> Result<LayerKind, ModelError> {
         match self {
             Self::Llama(llama) => llama.layer(w, key).map(LayerKind::Llama),
+            Self::Qwen3_5(qwen) => qwen.layer(w, layer, key).map(LayerKind::Qwen3_5),
         }
     }
 
@@ -185,6 +217,7 @@ impl Architecture {
         let Dims { hidden_size, norm_eps, .. } = *self.dims();
         match self {
             Self::Llama(_) => RmsNorm::load(w, key, hidden_size, norm_eps),
+            Self::Qwen3_5(qwen) => qwen.norm(w, key),
         }
     }
 }
@@ -257,6 +290,67 @@ impl Model {
         LinearSpec { key, k: self.hidden_size(), n: self.vocab_size(), has_bias: false }
     }
 
+    /// All linears: of the layers, the head, and a multi-token prediction head.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = LinearSpec> {
+        let layers = (0..self.layer_count()).flat_map(|layer| self.layer_groups(layer));
+        let groups = layers.chain(self.mtp_groups());
+        groups.flat_map(|group| group.linears).chain([self.head()])
+    }
+
+    /// Module name and number of layers of the checkpoint's multi-token prediction head.
+    pub fn mtp_key(&self) -> Option<(&str, usize)> {
+        let found = self.mtp_layers().map_or(0, |layers| layers.found);
+        (found > 0).then(|| (self.names.mtp.as_str(), found))
+    }
+
+    /// Layers of the multi-token prediction head; nothing for an architecture that has none.
+    pub fn mtp_layers(&self) -> Option<MtpLayers> {
+        match &self.architecture {
+            Architecture::Llama(_) => None,
+            Architecture::Qwen3_5(qwen) => {
+                Some(MtpLayers { declared: qwen.mtp_layers, found: self.names.mtp_layers })
+            }
+        }
+    }
+
+    /// The linears of the multi-token prediction head, as [`Model::layer_groups`]; empty without one.
+    pub fn mtp_groups(&self) -> Vec<Group> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => qwen.mtp_groups(key, layers),
+            _ => Vec::new(),
+        }
+    }
+
+    fn mtp_others(&self) -> Vec<(String, Vec<usize>)> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => qwen.mtp_others(key, layers),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Loads the multi-token prediction head.
+    ///
+    /// # Errors
+    /// Also where [`Model::mtp_key`] knows of none.
+    pub fn mtp(&self, w: &dyn WeightSource) -> Result<Mtp, ModelError> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => {
+                let final_norm = self.architecture.norm(w, self.final_norm_key())?;
+                qwen.mtp(w, key, layers, final_norm)
+            }
+            _ => Err(ModelError::Tensor {
+                tensor: self.names.mtp.clone(),
+                expected: "a multi-token prediction head".to_owned(),
+                found: "none".to_owned(),
+            }),
+        }
+    }
+
+    /// Whether a tensor is part of a vision tower, which is not computed here.
+    pub fn is_vision(key: &str) -> bool {
+        names::is_vision(key)
+    }
+
     /// Tensor name of the embedding, `[vocab, hidden]`.
     pub fn embedding_key(&self) -> &str {
         self.names.embedding()
@@ -324,6 +418,7 @@ pub struct Layer {
 #[derive(Debug)]
 enum LayerKind {
     Llama(LlamaLayer),
+    Qwen3_5(Qwen3_5Layer),
 }
 
 impl Layer {
@@ -331,6 +426,7 @@ impl Layer {
     pub fn forward(&self, x: &Tensor, tap: &mut dyn Tap) -> Result<Tensor, ModelError> {
         match &self.kind {
             LayerKind::Llama(layer) => layer.forward(x, tap),
+            LayerKind::Qwen3_5(layer) => layer.forward(x, tap),
         }
     }
 }

@@ -9,6 +9,9 @@ const PARTS: [&str; 2] = ["model", "language_model"];
 const PREFIX: &str = "model";
 const HEAD: &str = "lm_head";
 const EMBEDDING: &str = "embed_tokens";
+const MTP: &str = "mtp";
+/// A part of the name of every tensor of a vision tower.
+const VISION: &str = "visual";
 
 /// Where the text model and the head lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +22,10 @@ pub(super) struct Names {
     pub head: String,
     embedding: String,
     final_norm: String,
+    /// Module name of the multi-token prediction head.
+    pub mtp: String,
+    /// Its layers; 0 without one.
+    pub mtp_layers: usize,
 }
 
 impl Names {
@@ -30,10 +37,14 @@ impl Names {
     /// The names in a checkpoint with the tensors `keys`: its embedding and its head tell.
     pub fn find<'a>(keys: impl Iterator<Item = &'a str>) -> Self {
         let (mut prefix, mut head) = (PREFIX, HEAD);
+        let (mut mtp, mut mtp_layers) = (MTP, 0);
         for key in keys {
+            if let Some((module, layer)) = mtp_layer(key) {
+                (mtp, mtp_layers) = (module, mtp_layers.max(layer + 1));
+            }
             let module = key.rsplit_once('.').map_or(key, |(module, _)| module);
             let (parent, name) = module.rsplit_once('.').unwrap_or(("", module));
-            if !parent.split('.').all(|part| part.is_empty() || PARTS.contains(&part)) {
+            if !is_prefix(parent) {
                 continue;
             }
             match name {
@@ -42,7 +53,7 @@ impl Names {
                 _ => {}
             }
         }
-        Self::new(prefix, head)
+        Self { mtp: mtp.to_owned(), mtp_layers, ..Self::new(prefix, head) }
     }
 
     fn new(prefix: &str, head: &str) -> Self {
@@ -52,6 +63,8 @@ impl Names {
             final_norm: below("norm.weight"),
             prefix: prefix.to_owned(),
             head: head.to_owned(),
+            mtp: MTP.to_owned(),
+            mtp_layers: 0,
         }
     }
 
@@ -73,15 +86,34 @@ impl Names {
 
     /// The name that `key`, of a module or a tensor, has in a plain text model.
     pub fn canonical(&self, key: &str) -> String {
-        let after =
-            |prefix: &str| key.strip_prefix(prefix).filter(|rest| rest.is_empty() || rest.starts_with('.'));
-        match (after(&self.head), after(&self.prefix)) {
-            (Some(rest), _) => format!("{HEAD}{rest}"),
-            (None, Some(rest)) => format!("{PREFIX}{rest}"),
-            (None, None) if self.prefix.is_empty() && key.starts_with("layers.") => format!("{PREFIX}.{key}"),
-            (None, None) => key.to_owned(),
-        }
+        let below = |module: &str, plain: &str| {
+            let rest = key.strip_prefix(module).filter(|rest| rest.is_empty() || rest.starts_with('.'))?;
+            Some(format!("{plain}{rest}"))
+        };
+        let text = match self.prefix.as_str() {
+            "" => key.starts_with("layers.").then(|| format!("{PREFIX}.{key}")),
+            prefix => below(prefix, PREFIX),
+        };
+        let own = below(&self.head, HEAD).or_else(|| below(&self.mtp, MTP)).or(text);
+        own.unwrap_or_else(|| key.to_owned())
     }
+}
+
+fn is_prefix(module: &str) -> bool {
+    module.is_empty() || module.split('.').all(|part| PARTS.contains(&part))
+}
+
+/// The multi-token prediction head that a tensor belongs to, and its layer there.
+fn mtp_layer(key: &str) -> Option<(&str, usize)> {
+    let (module, rest) = key.split_once(".layers.")?;
+    let parent = module.strip_suffix(MTP)?;
+    let layer = rest.split('.').next()?.parse().ok()?;
+    is_prefix(parent.strip_suffix('.').unwrap_or(parent)).then_some((module, layer))
+}
+
+/// Whether a tensor is part of a vision tower.
+pub(super) fn is_vision(key: &str) -> bool {
+    key.split('.').any(|part| part == VISION)
 }
 
 #[cfg(test)]
@@ -114,5 +146,10 @@ mod tests {
         assert_eq!(names.canonical("language_model.lm_head"), "lm_head");
         assert_eq!(names.canonical(&names.layer(0)), "model.layers.0");
         assert_eq!(Names::find(std::iter::empty()), Names::plain());
+
+        let keys = ["model.mtp.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"];
+        let names = Names::find(keys.into_iter());
+        assert_eq!((names.mtp.as_str(), names.mtp_layers), ("model.mtp", 2));
+        assert_eq!(names.canonical("model.mtp.fc"), "mtp.fc");
     }
 }
