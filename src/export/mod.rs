@@ -29,9 +29,9 @@ pub use names::Runtime;
 #[non_exhaustive]
 pub enum ExportError {
     #[error("{}: expected an EXL3 bundle, found quant_method {found} in its config", dir.display())]
-    NoBundle { dir: PathBuf, found: Value },
+    NoBundle { dir: PathBuf, found: String },
     #[error("architectures {found} cannot be exported for {runtime}; expected {expected}")]
-    Architecture { runtime: Runtime, found: Value, expected: String },
+    Architecture { runtime: Runtime, found: String, expected: String },
     #[error("tensors \"{first}\" and \"{second}\" would both be named \"{name}\"")]
     Clash { name: String, first: String, second: String },
     #[error("{}: expected a JSON object", path.display())]
@@ -77,9 +77,9 @@ pub struct Export {
 /// anything; a failed read or write.
 pub fn run(dir: &Path, out: &Path, runtime: Runtime) -> Result<Export, ExportError> {
     let config = read_object(&dir.join(CONFIG))?;
-    let found = config.get("quantization_config").map(|section| section["quant_method"].clone());
-    if found != Some(json!(QUANT_METHOD)) {
-        return Err(ExportError::NoBundle { dir: dir.to_owned(), found: found.unwrap_or_default() });
+    let method = config.get("quantization_config").map_or(&Value::Null, |section| &section["quant_method"]);
+    if *method != QUANT_METHOD {
+        return Err(ExportError::NoBundle { dir: dir.to_owned(), found: method.to_string() });
     }
     let manifest = read_object(&dir.join(MANIFEST))?;
     let prefix = runtime.text_prefix(&config)?;

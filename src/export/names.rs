@@ -40,8 +40,8 @@ impl Runtime {
 
     /// The prefix of the text model's names.
     pub(super) fn text_prefix(self, config: &Map<String, Value>) -> Result<&'static str, ExportError> {
-        let found = config.get("architectures").cloned().unwrap_or_default();
-        let known = PREFIXES.iter().find(|(architecture, _)| found == json!([architecture]));
+        let found = config.get("architectures").unwrap_or(&Value::Null);
+        let known = PREFIXES.iter().find(|(architecture, _)| *found == json!([architecture]));
         match known {
             Some((_, [vllm, exllamav3])) => Ok(match self {
                 Self::Vllm => vllm,
@@ -49,7 +49,7 @@ impl Runtime {
             }),
             None => Err(ExportError::Architecture {
                 runtime: self,
-                found,
+                found: found.to_string(),
                 expected: PREFIXES.map(|(architecture, _)| architecture).join(", "),
             }),
         }

@@ -156,7 +156,7 @@ impl Object {
             path: self.path.clone(),
             field: field.to_owned(),
             expected: expected.to_owned(),
-            found: found.clone(),
+            found: found.to_string(),
         }
     }
 

@@ -11,7 +11,6 @@ mod head;
 use std::path::PathBuf;
 
 use rayon::prelude::*;
-use serde_json::Value;
 use thiserror::Error;
 
 use crate::bundle::BundleError;
@@ -31,7 +30,7 @@ pub enum JudgeError {
     #[error("{}: expected a JSON object", path.display())]
     Json { path: PathBuf, source: serde_json::Error },
     #[error("{}: {field}: expected {expected}, found {found}", path.display())]
-    Field { path: PathBuf, field: String, expected: String, found: Value },
+    Field { path: PathBuf, field: String, expected: String, found: String },
     #[error("{}: tensor \"{tensor}\": expected {expected}, found {found}", path.display())]
     Tensor { path: PathBuf, tensor: String, expected: String, found: String },
     #[error("there is no text to judge")]
