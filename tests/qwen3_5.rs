@@ -110,7 +110,23 @@ fn every_container_gives_the_same_quantized_bytes_and_loses_nothing() {
     // The same weights under other names are the same source.
     let nested = tempfile::tempdir().unwrap();
     TestHybrid { mtp_layers: 0, ..TestHybrid::new(Container::Nested) }.write(nested.path());
-    assert_verified(&all[2].1.dir.path().join("out"), nested.path());
+    let bundle = all[2].1.dir.path().join("out");
+    assert_verified(&bundle, nested.path());
+    list_as_the_reference_does(&bundle);
+    assert_verified(&bundle, nested.path());
+}
+
+/// The reference lists leaf modules only, to which a convolution does not count, and has no record
+/// like ours.
+fn list_as_the_reference_does(bundle: &Path) {
+    let path = bundle.join("quantization_config.json");
+    let mut manifest = read_json(&path);
+    let storage = manifest["tensor_storage"].as_object_mut().unwrap();
+    let listed = storage.len();
+    storage.retain(|module, _| !module.ends_with(".linear_attn") && !module.ends_with(".conv1d"));
+    assert_eq!(storage.len(), listed - 2);
+    std::fs::write(&path, manifest.to_string()).unwrap();
+    std::fs::remove_file(bundle.join("exl3-candle.json")).unwrap();
 }
 
 fn assert_verified(bundle: &Path, source: &Path) {
