@@ -295,7 +295,7 @@ impl Model {
     /// Module name and number of layers of the checkpoint's multi-token prediction head.
     pub fn mtp_key(&self) -> Option<(&str, usize)> {
         let found = self.mtp_layers().map_or(0, |layers| layers.found);
-        (found > 0).then(|| (self.names.mtp.as_str(), found))
+        (found > 0).then_some((self.names.mtp.as_str(), found))
     }
 
     /// Layers of the multi-token prediction head; nothing for an architecture that has none.
