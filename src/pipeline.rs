@@ -17,8 +17,8 @@ use crate::corpus::Corpus;
 use crate::encode::{EncodeError, TileEncoder};
 use crate::format::QuantizedLinear;
 use crate::linalg::Matrix;
-use crate::model::{LinearSpec, Model, ModelError, SourceWeights, WeightSource, computing};
-use crate::plan::{GroupPlan, Plan, PlanError, UnitPlan};
+use crate::model::{LinearSpec, Model, ModelError, SourceWeights, WeightSource, canonical, computing};
+use crate::plan::{GroupPlan, Plan, PlanError, UnitKind, UnitPlan};
 use crate::progress::{Event, Observer, TensorDone};
 use crate::quantize::{self, Calibration, LinearInput, QuantizeError, Quantized, Settings};
 use crate::source::{Checkpoint, SourceError};
@@ -129,6 +129,12 @@ pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, Pipeli
     let resumed_units = writer.committed();
     run.announce(&writer);
     run.warn_about_short_calibration();
+    for note in &job.plan.notes {
+        run.warn(note);
+    }
+    for key in &job.plan.left_out {
+        run.warn(&format!("{key} is left out: the head is the embedding"));
+    }
     let peaks = run.units(&mut writer)?;
     observer.event(Event::Finishing);
     let bundle = writer.finish(content(job))?;
@@ -150,6 +156,8 @@ fn check_rows(job: &Job<'_>) -> Result<(), PipelineError> {
 fn recipe(job: &Job<'_>) -> Map<String, Value> {
     let recipe = &job.plan.recipe;
     let shape = job.corpus.shape();
+    // Only where there is such a head do the bytes depend on its rate.
+    let mtp_bits = job.model.mtp_key().map(|_| ("mtp_bits", json!(recipe.mtp_bits)));
     let fields = [
         ("algorithm", json!(ALGORITHM)),
         ("source_sha256", json!(job.source_sha256)),
@@ -164,7 +172,7 @@ fn recipe(job: &Job<'_>) -> Map<String, Value> {
         ("calibration_sha256", json!(job.corpus.fingerprint())),
         ("shard_bytes", json!(job.shard_bytes)),
     ];
-    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    fields.into_iter().chain(mtp_bits).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 fn content<'a>(job: &Job<'a>) -> BundleContent<'a> {
@@ -174,7 +182,10 @@ fn content<'a>(job: &Job<'a>) -> BundleContent<'a> {
         base: job.base.clone(),
         modules: job.plan.modules.clone(),
         passthrough: job.plan.passthrough.clone(),
+        vision: job.plan.vision.clone(),
         head: job.plan.head.clone(),
+        mtp: job.plan.mtp.clone(),
+        mtp_layers: job.plan.mtp_layers,
         bits: recipe.bits,
         head_bits: recipe.head_bits,
         codebook: recipe.codebook,
@@ -227,12 +238,12 @@ impl Run<'_> {
         let mut states = self.states(writer)?;
         for (index, unit) in self.job.plan.units.iter().enumerate().skip(first) {
             self.observer.event(Event::UnitStarted { unit: index, key: &unit.key });
-            let capture = self.observe(index, unit, &states)?;
+            let capture = self.observe(unit, &states)?;
             peaks.push((unit.key.clone(), capture.peak));
             self.observer.event(Event::Captured { unit: index, key: &unit.key });
             let quantized = self.quantize(unit, capture)?;
             self.commit(writer, index, unit, quantized)?;
-            if index < self.job.model.layer_count() && index + 1 < self.job.plan.units.len() {
+            if matches!(unit.kind, UnitKind::Layer(_)) && index + 1 < self.job.plan.units.len() {
                 self.advance(&mut states, writer, index)?;
                 states.save(writer.work_dir())?;
             }
@@ -275,15 +286,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn observe(&self, index: usize, unit: &UnitPlan, states: &States) -> Result<LayerCapture, PipelineError> {
+    fn observe(&self, unit: &UnitPlan, states: &States) -> Result<LayerCapture, PipelineError> {
+        let model = self.job.model;
         let weights = SourceWeights(self.job.checkpoint);
         let widths: Vec<usize> = unit.groups.iter().map(|group| group.linears[0].k).collect();
-        if index == self.job.model.layer_count() {
-            let norm = self.job.model.final_norm(&weights)?;
-            return Ok(capture::observe_head(&norm, widths[0], states)?);
-        }
-        let layer = self.job.model.layer(&weights, index)?;
-        Ok(capture::observe(&layer, &widths, states)?)
+        let capture = match unit.kind {
+            UnitKind::Layer(layer) => capture::observe(&model.layer(&weights, layer)?, &widths, states)?,
+            UnitKind::Head => capture::observe_head(&model.final_norm(&weights)?, widths[0], states)?,
+            UnitKind::Mtp => {
+                let mtp = model.mtp(&weights)?;
+                let embed = |ids: &[u32]| model.embed(&weights, ids);
+                capture::observe_mtp(&mtp, &widths, states, self.job.corpus.rows(), embed)?
+            }
+        };
+        Ok(capture)
     }
 
     fn quantize(&self, unit: &UnitPlan, mut capture: LayerCapture) -> Result<Vec<Quantized>, PipelineError> {
@@ -297,7 +313,7 @@ impl Run<'_> {
                     "{first}: {dropped} calibration tokens with non-finite inputs are left out"
                 ));
             }
-            let calibration = hessian.finish(self.job.plan.recipe.seed, first)?;
+            let calibration = hessian.finish(self.job.plan.recipe.seed, &canonical(first), first)?;
             self.warn_about(first, &calibration);
             let inputs = self.inputs(group, unit.groups.get(at + 1), &capture)?;
             let quantized = self.quantize_group(inputs, &calibration, group)?;
@@ -364,6 +380,7 @@ impl Run<'_> {
             .map(|linear| {
                 Ok(LinearInput {
                     key: linear.key.clone(),
+                    sign_key: canonical(&linear.key),
                     weight: self.weight(linear)?,
                     bias: self.bias(linear)?,
                     sensitivity: down.as_ref().and_then(|down| capture.sensitivity(&linear.key, down)),

@@ -12,7 +12,7 @@ const LAYERS: &[&[&str]] = &[
     &["quantize", "source"],
     &["corpus", "model", "bundle"],
     &["plan", "capture"],
-    &["pipeline", "verify", "eval"],
+    &["pipeline", "verify", "eval", "judge", "export"],
     &["compare"],
 ];
 

@@ -1,5 +1,7 @@
 //! The forward pass against transformers' and candle-transformers'.
 
+mod support;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -37,27 +39,43 @@ fn run(model: &Model, w: &dyn WeightSource, ids: &[u32], tap: &mut dyn Tap) -> (
     (states, logits)
 }
 
-#[test]
-fn tiny_llama_agrees_with_transformers() {
-    let dir = fixture("tiny-llama");
-    let golden =
-        candle_core::safetensors::load(dir.join("golden_forward.safetensors"), &Device::Cpu).unwrap();
+/// Agreement with an f32 forward of transformers: some hidden states, and the logits of every eighth
+/// position.
+fn assert_golden(dir: &Path, golden: &Path, layers: usize, tolerance: f32) {
+    let golden = candle_core::safetensors::load(golden, &Device::Cpu).unwrap();
     let ids: Vec<i64> = golden["input_ids"].flatten_all().unwrap().to_vec1().unwrap();
     let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
 
-    let checkpoint = source::open(&dir).unwrap();
-    let model = Model::from_config(checkpoint.config()).unwrap();
+    let checkpoint = source::open(dir).unwrap();
+    let model = Model::of(&checkpoint).unwrap();
     model.check(&checkpoint).unwrap();
     let (states, logits) = run(&model, &SourceWeights(&checkpoint), &ids, &mut NoTap);
-    assert_eq!(states.len(), 7);
-    for (i, state) in states.iter().enumerate() {
-        let error = max_difference(state, &golden[&format!("hidden.{i}")]);
+    assert_eq!(states.len(), layers + 1);
+    let stored = (0..=layers).filter(|i| golden.contains_key(&format!("hidden.{i}")));
+    let stored: Vec<usize> = stored.collect();
+    assert_eq!((stored.len(), stored.last()), (3, Some(&layers)));
+    for i in stored {
+        let error = max_difference(&states[i], &golden[&format!("hidden.{i}")]);
         println!("hidden.{i}: max error {error:e}");
-        assert!(error < 2e-3, "hidden.{i} is off by {error}");
+        assert!(error < tolerance, "hidden.{i} is off by {error}");
     }
-    let error = max_difference(&logits, &golden["logits"]);
+    let positions: Vec<u32> = (7..ids.len() as u32).step_by(8).collect();
+    let positions = Tensor::new(positions, &Device::Cpu).unwrap();
+    let error = max_difference(&logits.index_select(&positions, 0).unwrap(), &golden["logits"]);
     println!("logits: max error {error:e}");
-    assert!(error < 2e-3, "logits are off by {error}");
+    assert!(error < tolerance, "logits are off by {error}");
+}
+
+#[test]
+fn tiny_llama_agrees_with_transformers() {
+    let dir = fixture("tiny-llama");
+    assert_golden(&dir, &dir.join("golden_forward.safetensors"), 6, 2e-3);
+}
+
+#[test]
+fn tiny_qwen3_5_agrees_with_transformers() {
+    let dir = support::tiny_qwen3_5();
+    assert_golden(&dir, &dir.join("golden_forward.safetensors"), 8, 5e-3);
 }
 
 /// A small random Llama with grouped queries, as tensors under Hugging Face's names.

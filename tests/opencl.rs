@@ -6,9 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use exl3_candle::encode::opencl::{
-    Choices, Estimate, OpenCl, OpenClError, Traceback, Tuning, Variant,
-};
+use exl3_candle::encode::opencl::{Choices, Estimate, OpenCl, OpenClError, Traceback, Tuning, Variant};
 use exl3_candle::encode::{Cpu, Shared, TileEncoder, TrellisSpec};
 use exl3_candle::format::{Bits, Codebook};
 use exl3_candle::linalg::Rng;
@@ -48,8 +46,7 @@ fn every_variant_gives_the_same_states() {
             }
             for variant in variants {
                 let one_tile = Estimate::of(&spec, device).bytes(1);
-                let encoder =
-                    OpenCl::open(device, policy(Some(one_tile)), Tuning::Fixed(variant)).unwrap();
+                let encoder = OpenCl::open(device, policy(Some(one_tile)), Tuning::Fixed(variant)).unwrap();
                 assert_eq!(encoder.variant(&spec).unwrap(), variant);
                 assert!(states(&encoder, &spec, &tiles) == expected, "{variant} at {bits} bits");
             }
@@ -65,7 +62,10 @@ fn a_variant_that_does_not_fit_is_refused_with_a_reason() {
         let too_wide = Variant { work_group: 256, run: 16, ..fitting };
         let encoder = OpenCl::open(device, policy(None), Tuning::Fixed(too_wide)).unwrap();
         let error = encoder.variant(&spec).unwrap_err();
-        assert!(matches!(&error, OpenClError::Unsuitable { reason, .. } if reason.contains("nodes")), "{error}");
+        assert!(
+            matches!(&error, OpenClError::Unsuitable { reason, .. } if reason.contains("nodes")),
+            "{error}"
+        );
     }
 }
 
@@ -147,9 +147,8 @@ fn devices_share_the_tiles_of_a_batch() {
     let Some(device) = devices.first() else { return };
     let spec = spec("4");
     let tiles = noise(9);
-    let opened = || -> Box<dyn TileEncoder> {
-        Box::new(OpenCl::open(device, policy(None), Tuning::Untuned).unwrap())
-    };
+    let opened =
+        || -> Box<dyn TileEncoder> { Box::new(OpenCl::open(device, policy(None), Tuning::Untuned).unwrap()) };
     let shared = Shared::new(vec![opened(), opened()]);
     assert_eq!(shared.name(), "opencl:0+opencl:0");
     assert_eq!(states(&shared, &spec, &tiles), states(&Cpu::detect(), &spec, &tiles));
@@ -211,7 +210,9 @@ fn a_machine_without_opencl_is_told_so() {
     let reason = listed["no_opencl"].as_str().unwrap();
     assert!(reason.starts_with("no OpenCL device: "), "{reason}");
     assert_eq!(listed["opencl"], serde_json::json!([]));
-    without(&["bench", "encoder", "--backend", "opencl:0"]).expect(2).says(&["no OpenCL device", "hint: install"]);
+    without(&["bench", "encoder", "--backend", "opencl:0"])
+        .expect(2)
+        .says(&["no OpenCL device", "hint: install"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod support;
 
 use exl3_candle::encode::{Cpu, TrellisSpec};
-use exl3_candle::format::{Bits, Codebook, TILE_LEN, tile_position};
+use exl3_candle::format::{Bits, Codebook, TILE_LEN, tile_position, unpack};
 use exl3_candle::linalg::{Matrix, Rng};
 use exl3_candle::quantize::{
     Calibrated, Calibration, Hessian, LinearInput, OutScales, QuantizeError, Settings, Uncalibrated, decode,
@@ -19,7 +19,7 @@ struct Layer {
     calibrated: Calibrated,
 }
 
-/// A case of `golden/layer.safetensors`.
+/// A case of `golden/layer.safetensors.xz`.
 struct Case {
     name: &'static str,
     spec: TrellisSpec,
@@ -41,7 +41,7 @@ fn cases() -> Vec<Case> {
 
 impl Layer {
     fn load() -> Self {
-        let golden = Golden::open("golden/layer.safetensors");
+        let golden = Golden::open("golden/layer.safetensors.xz");
         let sum = Matrix::from_vec(K, K, golden.f32("hessian_sum"));
         let rows = golden.i64("rows")[0] as u64;
         let signs = golden.f32("shared.su_signs");
@@ -62,9 +62,17 @@ impl Layer {
         Matrix::from_vec(shape[0], shape[1], self.golden.f32(name))
     }
 
+    /// The states of a case, tile by tile, from the reference's packed words.
+    fn states(&self, case: &Case) -> Vec<u16> {
+        let name = format!("{}.out.trellis", case.name);
+        let words = self.golden.shape(&name)[2];
+        let packed = self.golden.u16(&name);
+        packed.chunks(words).flat_map(|tile| unpack(tile, case.spec.bits(), TILE_LEN)).collect()
+    }
+
     /// The decoded tiles of a case, `[k, n]` in the rotated basis.
     fn values(&self, case: &Case) -> Matrix {
-        let states = self.golden.u16(&format!("{}.encoded", case.name));
+        let states = self.states(case);
         let mut values = Matrix::zeros(K, N);
         for (at, state) in states.into_iter().enumerate() {
             let (tile, (row, col)) = (at / TILE_LEN, tile_position(at % TILE_LEN));
@@ -124,7 +132,7 @@ fn every_tile_of_ldlq_is_the_reference_s() {
     for case in cases() {
         let weight = layer.matrix(&format!("{}.weight_r", case.name));
         let ours = ldlq(&[&weight], Some(&factor), &case.spec, &Cpu::detect()).unwrap();
-        let expected = layer.golden.u16(&format!("{}.encoded", case.name));
+        let expected = layer.states(&case);
         let wrong =
             ours[0].states.chunks(TILE_LEN).zip(expected.chunks(TILE_LEN)).filter(|(a, b)| a != b).count();
         assert_eq!(wrong, 0, "{}: {wrong} of 384 tiles differ", case.name);
@@ -182,7 +190,7 @@ fn settings(out_scales: OutScales) -> Settings {
 }
 
 fn input(key: &str, weight: Matrix) -> LinearInput {
-    LinearInput { key: key.to_owned(), weight, bias: None, sensitivity: None }
+    LinearInput { key: key.to_owned(), sign_key: key.to_owned(), weight, bias: None, sensitivity: None }
 }
 
 fn random(rows: usize, cols: usize, key: &str) -> Matrix {
@@ -230,7 +238,7 @@ fn zero_columns_stay_zero_and_dead_inputs_do_no_harm() {
     token[7] = 0.0;
     let mut hessian = Hessian::new(128);
     hessian.add(&token);
-    let calibration = hessian.finish(0, "w").unwrap();
+    let calibration = hessian.finish(0, "w", "w").unwrap();
     assert!(calibration.calibrated().is_some());
     for out_scales in [OutScales::Auto, OutScales::Never] {
         let bits = Bits::whole(4).unwrap();
@@ -255,7 +263,7 @@ fn tokens_that_are_not_finite_are_left_out_and_counted() {
     tokens[128 + 3] = f32::NAN;
     hessian.add(&tokens);
     assert_eq!(hessian.dropped(), 1);
-    assert!(hessian.finish(0, "w").unwrap().calibrated().is_some());
+    assert!(hessian.finish(0, "w", "w").unwrap().calibrated().is_some());
 }
 
 #[test]
@@ -263,7 +271,7 @@ fn without_tokens_a_linear_is_quantized_all_the_same() {
     for (tokens, why) in [(vec![], Uncalibrated::NoTokens), (vec![0.0; 256], Uncalibrated::Dead)] {
         let mut hessian = Hessian::new(128);
         hessian.add(&tokens);
-        let calibration = hessian.finish(0, "w").unwrap();
+        let calibration = hessian.finish(0, "w", "w").unwrap();
         assert!(matches!(&calibration, Calibration::Uncalibrated { why: found, .. } if *found == why));
         let bits = Bits::whole(4).unwrap();
         let weight = random(128, 128, "w");
@@ -278,9 +286,10 @@ fn without_tokens_a_linear_is_quantized_all_the_same() {
 #[test]
 fn a_weight_that_overflows_is_named() {
     let weight = Matrix::from_vec(128, 128, vec![3e38; 128 * 128]);
-    let input = LinearInput { key: "huge".into(), weight, bias: None, sensitivity: None };
+    let input =
+        LinearInput { key: "huge".into(), sign_key: "huge".into(), weight, bias: None, sensitivity: None };
     let settings = Settings { codebook: Codebook::Mul1, out_scales: OutScales::Never, seed: 0 };
-    let calibration = Hessian::new(128).finish(0, "huge").unwrap();
+    let calibration = Hessian::new(128).finish(0, "huge", "huge").unwrap();
     let result = group(vec![input], &calibration, Bits::whole(2).unwrap(), &settings, &Cpu::detect());
     assert!(matches!(result, Err(QuantizeError::Overflow { key }) if key == "huge"));
 }

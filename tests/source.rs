@@ -197,14 +197,14 @@ type Edit = fn(&mut Value);
 
 const REFUSED_CONFIGS: &[(Edit, &str)] = &[
     (
-        |c| c["architectures"] = json!(["MistralForCausalLM"]),
-        "architectures \"MistralForCausalLM\" is not supported",
+        |c| c["architectures"] = json!(["GemmaForCausalLM"]),
+        "architectures \"GemmaForCausalLM\" is not supported",
     ),
     (|c| c["architectures"] = json!([]), "architectures: expected a list with the name of one architecture"),
     (|c| drop(c.as_object_mut().unwrap().remove("architectures")), "architectures is missing"),
     (|c| c["model_type"] = json!("mistral"), "model_type \"mistral\""),
     (|c| c["hidden_act"] = json!("gelu"), "hidden_act \"gelu\" is not supported; expected \"silu\""),
-    (|c| c["sliding_window"] = json!(4096), "sliding_window 4096 is not supported"),
+    (|c| c["sliding_window"] = json!(64), "sliding_window 64 is not supported"),
     (|c| c["rope_parameters"]["rope_type"] = json!("yarn"), "rope_parameters.rope_type \"yarn\""),
     (|c| c["rope_scaling"] = json!({"type": "linear", "factor": 2.0}), "rope_scaling.type \"linear\""),
     (|c| c["rope_parameters"] = Value::Null, "rope_theta is missing"),

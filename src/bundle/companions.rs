@@ -11,14 +11,18 @@ pub const CONFIG: &str = "config.json";
 pub const MANIFEST: &str = "quantization_config.json";
 pub const INDEX: &str = "model.safetensors.index.json";
 pub const PROVENANCE: &str = "exl3-candle.json";
+/// Weights of a decision head. They are no shard: no index names them, and their names are their own.
+pub const DECISION_HEAD: &str = "head.safetensors";
 /// The only folder of a bundle.
 const TEMPLATES: &str = "additional_chat_templates";
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 15] = [
     "added_tokens.json",
+    "calibration.json",
     "chat_template.json",
     "generation_config.json",
     "image_processor_config.json",
+    "judge_config.json",
     "merges.txt",
     "preprocessor_config.json",
     "processor_config.json",
@@ -34,8 +38,11 @@ const WEIGHTS: [&str; 10] =
     [".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".safetensors", ".h5", ".onnx", ".index.json"];
 
 /// Whether the source's file `name` is copied: tokenizer, templates, generation and preprocessor
-/// settings, and the licence.
+/// settings, a decision head, and the licence.
 pub(super) fn is_companion(name: &str) -> bool {
+    if name == DECISION_HEAD {
+        return true;
+    }
     let is_weights = WEIGHTS.iter().any(|suffix| name.ends_with(suffix));
     let is_licence = ["LICENSE", "LICENCE", "NOTICE"].iter().any(|p| name.starts_with(p));
     let is_tokenizer = name.starts_with("tokenizer") || name.ends_with(".tiktoken");
@@ -50,9 +57,10 @@ pub fn is_bundle_file(name: &str) -> bool {
     }
 }
 
-/// `model.safetensors` or `model-NNNNN-of-NNNNN.safetensors`.
+/// `model.safetensors` or `model-NNNNN-of-NNNNN.safetensors`; a vision tower's begin with `vision`.
 fn is_shard(name: &str) -> bool {
-    let Some(stem) = name.strip_prefix("model").and_then(|n| n.strip_suffix(".safetensors")) else {
+    let stem = ["model", "vision"].into_iter().find_map(|stem| name.strip_prefix(stem));
+    let Some(stem) = stem.and_then(|n| n.strip_suffix(".safetensors")) else {
         return false;
     };
     let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
@@ -110,7 +118,7 @@ pub fn check(source: &Path) -> Result<(), BundleError> {
 
 /// Copies the companions in `source` to `target` and returns their relative names with what was
 /// written.
-pub(super) fn copy(source: &Path, target: &Path) -> Result<Vec<(String, Written)>, BundleError> {
+pub fn copy(source: &Path, target: &Path) -> Result<Vec<(String, Written)>, BundleError> {
     let mut copied = Vec::new();
     for name in wanted(source)? {
         let (from, to) = (source.join(&name), target.join(&name));
@@ -134,8 +142,16 @@ mod tests {
 
     #[test]
     fn companions_travel_and_weights_do_not() {
-        for name in ["tokenizer.json", "tokenizer.model", "chat_template.jinja", "vocab.json", "LICENSE.txt"]
-        {
+        for name in [
+            "tokenizer.json",
+            "tokenizer.model",
+            "chat_template.jinja",
+            "vocab.json",
+            "LICENSE.txt",
+            "head.safetensors",
+            "judge_config.json",
+            "calibration.json",
+        ] {
             assert!(is_companion(name), "{name}");
         }
         for name in [
@@ -156,7 +172,7 @@ mod tests {
     #[test]
     fn only_the_names_that_are_written_belong_to_a_bundle() {
         for name in
-            ["model-00001-of-00003.safetensors", "model.safetensors", "additional_chat_templates/a.jinja"]
+            ["model-00001-of-00003.safetensors", "vision.safetensors", "additional_chat_templates/a.jinja"]
         {
             assert!(is_bundle_file(name), "{name}");
         }

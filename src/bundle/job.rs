@@ -106,6 +106,35 @@ fn sibling(path: &Path, suffix: &str) -> Option<PathBuf> {
     Some(path.with_file_name(name))
 }
 
+/// Fills a folder beside `out` and moves it into place: `out` appears whole or not at all. What an
+/// interrupted attempt left is cleared first.
+///
+/// # Errors
+/// An `out` that holds anything, that cannot be written, or that coincides with `source`.
+pub fn put_together<T, E: From<BundleError>>(
+    source: &Path,
+    out: &Path,
+    fill: impl FnOnce(&Path) -> Result<T, E>,
+) -> Result<T, E> {
+    let work = default_work_dir(out);
+    check_apart(source, out, &work)?;
+    let paths = Paths::new(out, &work)?;
+    if paths.out.exists()
+        && let Some(file) = companions::names(&paths.out)?.into_iter().min()
+    {
+        return Err(BundleError::OutputOccupied { dir: paths.out, file }.into());
+    }
+    check_writable(&paths.out)?;
+    clear_bundle(&paths.partial)?;
+    fs::create_dir_all(&paths.partial).map_err(BundleError::io("create", &paths.partial))?;
+    let filled = fill(&paths.partial)?;
+    durable::sync_dir(&paths.partial)?;
+    let renamed = super::fault::step().and_then(|()| fs::rename(&paths.partial, &paths.out));
+    renamed.map_err(BundleError::io("rename", &paths.partial))?;
+    durable::sync_parent(&paths.out)?;
+    Ok(filled)
+}
+
 /// Opens the job: checks the output folder, locks the work folder, and reads the journal if there
 /// is one. Committed unit files are checked against their recorded hashes.
 pub fn open_job(spec: JobSpec) -> Result<Opened, BundleError> {

@@ -121,8 +121,25 @@ fn quantization(entries: &[Entry<'_>]) -> Result<Option<(Bits, Codebook)>, Bundl
 }
 
 /// Distributes the modules over shards of at most `shard_bytes` of tensors, in order; a module is
-/// never split, so a larger one has a shard of its own.
-pub(super) fn shards<'a>(modules: &'a [Module<'a>], shard_bytes: u64) -> Vec<ShardPlan<'a>> {
+/// never split, so a larger one has a shard of its own. Modules of `vision` are in other files than
+/// the model's.
+pub(super) fn shards<'a>(
+    modules: &'a [Module<'a>],
+    shard_bytes: u64,
+    vision: &[String],
+) -> Vec<ShardPlan<'a>> {
+    let vision: HashSet<&str> = vision.iter().map(String::as_str).collect();
+    let is_vision = |module: &&Module<'_>| module.entries.iter().any(|e| vision.contains(e.name.as_str()));
+    let (vision, model): (Vec<&Module<'_>>, Vec<&Module<'_>>) = modules.iter().partition(is_vision);
+    let mut shards = shards_of(&model, shard_bytes, "model");
+    if !vision.is_empty() {
+        shards.extend(shards_of(&vision, shard_bytes, "vision"));
+    }
+    shards
+}
+
+/// The shards of some modules, named after `stem`.
+fn shards_of<'a>(modules: &[&'a Module<'a>], shard_bytes: u64, stem: &str) -> Vec<ShardPlan<'a>> {
     let mut groups: Vec<Vec<&Entry<'_>>> = vec![Vec::new()];
     let mut filled_bytes = 0;
     for module in modules {
@@ -141,8 +158,8 @@ pub(super) fn shards<'a>(modules: &'a [Module<'a>], shard_bytes: u64) -> Vec<Sha
         // Widest elements first keeps every tensor aligned to its element size.
         entries.sort_by_key(|e| std::cmp::Reverse(e.dtype.bitsize()));
         let name = match count {
-            1 => "model.safetensors".to_owned(),
-            _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+            1 => format!("{stem}.safetensors"),
+            _ => format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1),
         };
         ShardPlan { name, entries }
     };
@@ -165,6 +182,18 @@ impl ShardPlan<'_> {
             })
         })
     }
+}
+
+/// Writes the tensors of `shard` to `path` under other names: `rename` gives the new one.
+pub fn rewrite(shard: &Shard, path: &Path, rename: impl Fn(&str) -> String) -> Result<Written, BundleError> {
+    let names: Vec<String> = shard.tensors().iter().map(|tensor| rename(&tensor.name)).collect();
+    let described = names.iter().zip(shard.tensors());
+    let header = header(path, described.map(|(name, t)| (name.as_str(), t.dtype, &t.shape[..], t.bytes())))?;
+    let data_bytes: u64 = shard.tensors().iter().map(|tensor| tensor.bytes()).sum();
+    durable::write_sized(path, header.len() as u64 + data_bytes, |sink| {
+        put(sink, path, &header)?;
+        shard.tensors().iter().try_for_each(|tensor| shard.stream(tensor, |chunk| put(sink, path, chunk)))
+    })
 }
 
 pub(super) fn put(sink: &mut Sink, path: &Path, bytes: &[u8]) -> Result<(), BundleError> {

@@ -25,6 +25,13 @@ pub(super) fn config(content: &BundleContent<'_>) -> Map<String, Value> {
     if content.head.is_some() {
         untie(&mut config);
     }
+    if let Some(layers) = content.mtp_layers {
+        let text = match config.get_mut("text_config") {
+            Some(Value::Object(text)) => text,
+            _ => &mut config,
+        };
+        text.insert("mtp_num_hidden_layers".into(), json!(layers));
+    }
     config.insert("quantization_config".into(), Value::Object(section(content, original)));
     config
 }

@@ -32,16 +32,16 @@ use serde_json::{Map, Value};
 use crate::format::{Bits, Codebook};
 use crate::source::Checkpoint;
 
-pub use companions::{CONFIG, INDEX, MANIFEST, PROVENANCE, check as check_companions};
-pub use companions::{is_bundle_file, list as list_files};
+pub use companions::{CONFIG, DECISION_HEAD, INDEX, MANIFEST, PROVENANCE, check as check_companions};
+pub use companions::{copy as copy_companions, is_bundle_file, list as list_files};
 pub use error::BundleError;
-pub use job::{Opened, check_apart, default_work_dir, open_job};
-pub use layout::module_of;
+pub use job::{Opened, check_apart, default_work_dir, open_job, put_together};
+pub use layout::{module_of, rewrite};
 pub use linear::{RawTensor, assemble_linear, read_linear, read_raw};
 pub use manifest::{FORMAT_VERSION, QUANT_METHOD, multiplier_keys, torch_name};
 pub use provenance::{Bpw, FileRecord, Provenance, TensorMetrics, Tool};
 pub use shard::{Shard, Stored, shard_files};
-pub use writer::{FinishedBundle, Writer};
+pub use writer::{FinishedBundle, Writer, write_json};
 
 /// The quantized linears committed together: one decoder layer, or the head.
 pub type Unit = Vec<crate::format::QuantizedLinear>;
@@ -80,8 +80,14 @@ pub struct BundleContent<'a> {
     pub modules: Vec<String>,
     /// Names of the source's tensors that are stored as they are.
     pub passthrough: Vec<String>,
+    /// Those of them that are stored in files of their own: a vision tower.
+    pub vision: Vec<String>,
     /// The head's module name, if it is quantized; the configuration then unties it.
     pub head: Option<String>,
+    /// The module name of a multi-token prediction head, if it is quantized.
+    pub mtp: Option<String>,
+    /// How many layers of such a head there are, where the configuration must be told.
+    pub mtp_layers: Option<usize>,
     pub bits: Bits,
     /// `None` if the head is left as it is.
     pub head_bits: Option<Bits>,

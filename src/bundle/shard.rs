@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::BundleError;
+use super::{BundleError, DECISION_HEAD};
 
 /// No checkpoint needs a header near this size; the limit keeps a damaged length from being
 /// allocated.
@@ -191,13 +191,15 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// Every `*.safetensors` file in `dir` in the order of their names: what a loader reads.
+/// Every `*.safetensors` file in `dir` in the order of their names, but for a decision head's: what
+/// a loader reads.
 pub fn shard_files(dir: &Path) -> Result<Vec<PathBuf>, BundleError> {
     let list = || -> io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for entry in std::fs::read_dir(dir)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|e| e == "safetensors") {
+            let is_head = path.file_name().is_some_and(|name| name == DECISION_HEAD);
+            if path.extension().is_some_and(|e| e == "safetensors") && !is_head {
                 files.push(path);
             }
         }

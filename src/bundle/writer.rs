@@ -100,7 +100,7 @@ impl Writer {
             tool: Tool { name: env!("CARGO_PKG_NAME").into(), version: env!("CARGO_PKG_VERSION").into() },
             base: content.base.clone(),
             recipe: self.spec.recipe.clone(),
-            bpw: bpw(&modules, self.metrics(), content.head.as_deref()),
+            bpw: bpw(&modules, self.metrics(), &content),
             tensors: self.metrics().map(|m| TensorMetrics { seconds: None, ..m.clone() }).collect(),
             files: Vec::new(),
         };
@@ -143,7 +143,7 @@ fn write_bundle(
     modules: &[layout::Module<'_>],
     mut provenance: Provenance,
 ) -> Result<Vec<FileRecord>, BundleError> {
-    let shards = layout::shards(modules, content.shard_bytes);
+    let shards = layout::shards(modules, content.shard_bytes, &content.vision);
     let mut files = Vec::new();
     for shard in &shards {
         files.push(record(&shard.name, shard.write(dir)?));
@@ -169,7 +169,8 @@ fn record(name: &str, Written { bytes, sha256 }: Written) -> FileRecord {
     FileRecord { name: name.to_owned(), bytes, sha256 }
 }
 
-fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> Result<FileRecord, BundleError> {
+/// Writes a JSON file of a bundle.
+pub fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> Result<FileRecord, BundleError> {
     write_bytes(dir, name, &manifest::render(&dir.join(name), value)?)
 }
 
@@ -205,8 +206,10 @@ fn publish(paths: &Paths, overwrite: Overwrite) -> Result<(), BundleError> {
 fn bpw<'a>(
     modules: &[layout::Module<'_>],
     metrics: impl Iterator<Item = &'a TensorMetrics>,
-    head: Option<&str>,
+    content: &BundleContent<'_>,
 ) -> Bpw {
+    let is_head = |key: &str| Some(key) == content.head.as_deref();
+    let is_mtp = |key: &str| content.mtp.as_deref().is_some_and(|mtp| key.starts_with(mtp));
     let weights: HashMap<&str, u64> = metrics.map(|m| (m.key.as_str(), m.k as u64 * m.n as u64)).collect();
     let ratio = |wanted: &dyn Fn(&str) -> bool| {
         let quantized = modules.iter().filter(|m| m.quantized.is_some() && wanted(&m.key));
@@ -223,7 +226,7 @@ fn bpw<'a>(
     };
     Bpw {
         all: ratio(&|_| true).unwrap_or(0.0),
-        decoder: ratio(&|key| Some(key) != head),
-        head: ratio(&|key| Some(key) == head),
+        decoder: ratio(&|key| !is_head(key) && !is_mtp(key)),
+        head: ratio(&is_head),
     }
 }

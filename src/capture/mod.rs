@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::bundle::BundleError;
 use crate::linalg::Matrix;
-use crate::model::{FinalNorm, Layer, ModelError};
+use crate::model::{FinalNorm, Layer, ModelError, Mtp, Tap, computing};
 use crate::quantize::Hessian;
 
 pub use states::{Excluded, States};
@@ -76,13 +76,41 @@ impl LayerCapture {
 /// Runs all rows through `layer` with its source weights, and collects what its linears see.
 /// `widths` are the input widths of its groups.
 pub fn observe(layer: &Layer, widths: &[usize], states: &States) -> Result<LayerCapture, CaptureError> {
+    observe_runs(widths, states, |_, x, tap| layer.forward(x, tap).map(drop))
+}
+
+/// As [`observe`], of a multi-token prediction head. `embed` embeds the tokens of a row, of which
+/// all but the first are some token's next one; a row of one token shows nothing.
+pub fn observe_mtp(
+    mtp: &Mtp,
+    widths: &[usize],
+    states: &States,
+    tokens: &[Vec<u32>],
+    embed: impl Fn(&[u32]) -> Result<Tensor, ModelError> + Sync,
+) -> Result<LayerCapture, CaptureError> {
+    observe_runs(widths, states, |row, x, tap| {
+        let next = &tokens[row][1..];
+        if next.is_empty() {
+            return Ok(());
+        }
+        let x = x.narrow(0, 0, next.len()).map_err(computing("a row without its last token"))?;
+        mtp.forward(&x, &embed(next)?, tap).map(drop)
+    })
+}
+
+/// Collects what the linears see while `run` takes each row, by its number and state.
+fn observe_runs(
+    widths: &[usize],
+    states: &States,
+    run: impl Fn(usize, &Tensor, &mut dyn Tap) -> Result<(), ModelError> + Sync,
+) -> Result<LayerCapture, CaptureError> {
     let mut hessians: Vec<Hessian> = widths.iter().map(|&k| Hessian::new(k)).collect();
     let mut sensitivity = Sensitivity::default();
     let mut peak = 0.0f32;
     states.for_each_batch(BATCH_ROWS, |rows| {
-        let taps = rows.try_map(|x| {
+        let taps = rows.try_map(|row, x| {
             let mut tap = RowTap::default();
-            layer.forward(x, &mut tap).map(|_| tap)
+            run(row, x, &mut tap).map(|()| tap)
         })?;
         for tap in taps {
             for (hessian, input) in hessians.iter_mut().zip(&tap.inputs) {
@@ -100,7 +128,7 @@ pub fn observe_head(norm: &FinalNorm, width: usize, states: &States) -> Result<L
     let mut hessian = Hessian::new(width);
     let mut peak = 0.0f32;
     states.for_each_batch(BATCH_ROWS, |rows| {
-        for normed in rows.try_map(|x| norm.forward(x))? {
+        for normed in rows.try_map(|_, x| norm.forward(x))? {
             peak = peak.max(add_input(&mut hessian, &normed)?);
         }
         Ok(())

@@ -92,7 +92,8 @@ impl States {
         batch: usize,
         mut work: impl FnMut(Batch<'a>) -> Result<(), CaptureError>,
     ) -> Result<(), CaptureError> {
-        let rows: Vec<&Tensor> = self.rows.iter().flatten().collect();
+        let rows = self.rows.iter().enumerate();
+        let rows: Vec<(usize, &Tensor)> = rows.filter_map(|(row, x)| Some((row, x.as_ref()?))).collect();
         rows.chunks(batch).try_for_each(|rows| work(Batch(rows.to_vec())))
     }
 
@@ -161,16 +162,16 @@ fn little_endian(state: &Tensor) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// Rows that run at the same time.
-pub(super) struct Batch<'a>(Vec<&'a Tensor>);
+/// Rows that run at the same time, with their numbers.
+pub(super) struct Batch<'a>(Vec<(usize, &'a Tensor)>);
 
 impl Batch<'_> {
     /// `f` of every row, computed in parallel, in order.
     pub fn try_map<T: Send>(
         &self,
-        f: impl Fn(&Tensor) -> Result<T, ModelError> + Sync,
+        f: impl Fn(usize, &Tensor) -> Result<T, ModelError> + Sync,
     ) -> Result<Vec<T>, ModelError> {
-        self.0.par_iter().map(|x| f(x)).collect()
+        self.0.par_iter().map(|&(row, x)| f(row, x)).collect()
     }
 }
 

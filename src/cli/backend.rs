@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use clap::Args;
-use exl3_candle::encode::opencl::{Choices, DeviceInfo, DeviceKind, MemoryPolicy, OpenClError, Tuning, devices};
+use exl3_candle::encode::opencl::{
+    Choices, DeviceInfo, DeviceKind, MemoryPolicy, OpenClError, Tuning, devices,
+};
 use exl3_candle::encode::{Cpu, OpenCl, Shared, SimdLevel, TileEncoder, TrellisSpec};
 
 use super::{Ui, values};

@@ -25,7 +25,7 @@ use progress::Progress;
 
 const DEFAULT_ROWS: usize = 128;
 const DEFAULT_COLS: usize = 512;
-/// Bits per weight that stand for "leave the head as it is".
+/// Bits per weight that stand for "leave it as it is".
 const UNQUANTIZED: &str = "16";
 
 /// Convert a Hugging Face folder to an EXL3 bundle
@@ -43,8 +43,11 @@ pub struct ConvertArgs {
     #[arg(short, long, allow_negative_numbers = true)]
     bits: Bits,
     /// Bits per weight of the head; 16 leaves it as it is
-    #[arg(long, default_value = "6", value_parser = parse_head_bits)]
-    head_bits: HeadBits,
+    #[arg(long, default_value = "6", value_parser = parse_bits_or_none)]
+    head_bits: BitsOrNone,
+    /// Bits per weight of a multi-token prediction head; 16 leaves it as it is
+    #[arg(long, default_value = "4", value_parser = parse_bits_or_none)]
+    mtp_bits: BitsOrNone,
     /// mul1, mcg or 3inst
     #[arg(long, default_value = "mul1")]
     codebook: Codebook,
@@ -81,13 +84,15 @@ pub struct ConvertArgs {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct HeadBits(Option<Bits>);
+struct BitsOrNone(Option<Bits>);
 
-fn parse_head_bits(text: &str) -> Result<HeadBits, String> {
+fn parse_bits_or_none(text: &str) -> Result<BitsOrNone, String> {
     if text == UNQUANTIZED {
-        return Ok(HeadBits(None));
+        return Ok(BitsOrNone(None));
     }
-    text.parse().map(|bits| HeadBits(Some(bits))).map_err(|e: exl3_candle::format::FormatError| e.to_string())
+    text.parse()
+        .map(|bits| BitsOrNone(Some(bits)))
+        .map_err(|e: exl3_candle::format::FormatError| e.to_string())
 }
 
 pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
@@ -95,11 +100,12 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     let work = args.work.clone().unwrap_or_else(|| default_work_dir(&args.output));
     bundle::check_apart(&args.source, &args.output, &work)?;
     bundle::check_companions(&args.source)?;
-    let model = Model::from_config(checkpoint.config())
-        .with_context(|| format!("{} cannot be converted", args.source.display()))?;
+    let model =
+        Model::of(&checkpoint).with_context(|| format!("{} cannot be converted", args.source.display()))?;
     let recipe = Recipe {
         bits: args.bits,
         head_bits: args.head_bits.0,
+        mtp_bits: args.mtp_bits.0,
         codebook: args.codebook,
         out_scales: args.out_scales,
         seed: args.seed,
@@ -131,6 +137,7 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
         Outcome::Converted(conversion) => Report::converted(&conversion),
         Outcome::AlreadyDone(dir) => Report::already_done(&dir)?,
     };
+    report.left_out = plan.left_out.clone();
     if !args.no_verify {
         ui.note("checking the bundle against its source");
         report.verified = Some(checked(&args.output, &checkpoint)?);

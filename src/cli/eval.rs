@@ -7,7 +7,7 @@ mod ppl;
 
 use clap::Subcommand;
 
-use super::{Status, Ui};
+use super::{Status, Ui, judge};
 
 /// Measure a model: a Hugging Face folder or an EXL3 bundle
 #[derive(Subcommand)]
@@ -15,6 +15,7 @@ pub enum Command {
     Ppl(ppl::PplArgs),
     Kl(kl::KlArgs),
     Layers(layers::LayersArgs),
+    Judge(judge::EvalJudgeArgs),
 }
 
 pub fn run(command: Command, ui: &Ui) -> anyhow::Result<Status> {
@@ -22,6 +23,7 @@ pub fn run(command: Command, ui: &Ui) -> anyhow::Result<Status> {
         Command::Ppl(args) => ppl::run(&args, ui),
         Command::Kl(args) => kl::run(&args, ui),
         Command::Layers(args) => layers::run(&args, ui),
+        Command::Judge(args) => judge::run_eval(&args, ui),
     }
 }
 

@@ -23,7 +23,7 @@ impl Opened {
     pub fn new(dir: &Path) -> anyhow::Result<Self> {
         let checkpoint = source::open(dir)?;
         let in_dir = || format!("{} cannot be evaluated", dir.display());
-        let model = Model::from_config(checkpoint.config()).with_context(in_dir)?;
+        let model = Model::of(&checkpoint).with_context(in_dir)?;
         // The quantization method is named before the tensors it would have renamed are missed.
         open_weights(&checkpoint, &model).with_context(in_dir)?;
         model.check(&checkpoint)?;

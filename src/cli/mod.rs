@@ -7,6 +7,8 @@ mod compare;
 mod convert;
 mod devices;
 mod eval;
+mod export;
+mod judge;
 mod measured;
 mod threads;
 mod ui;
@@ -68,6 +70,8 @@ enum Command {
     #[command(subcommand)]
     Eval(eval::Command),
     Compare(compare::CompareArgs),
+    Export(export::ExportArgs),
+    Judge(judge::JudgeArgs),
     Verify(verify::VerifyArgs),
 }
 
@@ -92,6 +96,8 @@ fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
         Command::Bench(bench) => bench::run(&bench, ui),
         Command::Eval(command) => eval::run(command, ui),
         Command::Compare(args) => compare::run(&args, ui),
+        Command::Export(args) => export::run(&args, ui),
+        Command::Judge(args) => judge::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),
     }
 }

@@ -13,6 +13,7 @@
 //!
 //! A file too short for the wanted shape is an error, never a smaller corpus.
 
+mod documents;
 mod mix;
 mod pretokenized;
 mod text;
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+pub use documents::documents;
 pub use mix::{Mix, MixSource, SourceKind, default_mix};
 pub use tokenizer::{Tokenizer, load_tokenizer};
 

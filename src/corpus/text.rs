@@ -102,7 +102,8 @@ fn first_guess(need: usize) -> usize {
     need.saturating_add(MARGIN_TOKENS).saturating_mul(BYTES_PER_TOKEN)
 }
 
-fn document(line: &[u8]) -> Result<String, String> {
+/// The `"text"` of a line, or what else it is.
+pub(super) fn document(line: &[u8]) -> Result<String, String> {
     let value: Value = serde_json::from_slice(line).map_err(|error| format!("no JSON ({error})"))?;
     let Value::Object(mut object) = value else {
         return Err("another JSON value".into());
@@ -118,7 +119,7 @@ fn document(line: &[u8]) -> Result<String, String> {
 }
 
 /// The text without a character that a cut has split; other faults are errors.
-fn valid_prefix<'a>(file: &Path, bytes: &'a [u8], complete: bool) -> Result<&'a str, CorpusError> {
+pub(super) fn valid_prefix<'a>(file: &Path, bytes: &'a [u8], complete: bool) -> Result<&'a str, CorpusError> {
     let error = match std::str::from_utf8(bytes) {
         Ok(text) => return Ok(text),
         Err(error) => error,

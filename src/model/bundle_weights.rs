@@ -22,9 +22,7 @@ pub struct BundleWeights<'a> {
 impl<'a> BundleWeights<'a> {
     /// The weights of `model` in the bundle `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint, model: &Model) -> Self {
-        let layers = (0..model.layer_count()).flat_map(|layer| model.layer_groups(layer));
-        let linears = layers.flat_map(|group| group.linears).chain([model.head()]);
-        let sizes = linears.map(|linear| (linear.key, (linear.k, linear.n))).collect();
+        let sizes = model.linears().map(|linear| (linear.key, (linear.k, linear.n))).collect();
         Self { checkpoint, sizes }
     }
 

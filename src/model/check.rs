@@ -31,9 +31,10 @@ pub(super) fn listing(problems: &[TensorProblem]) -> String {
 pub(super) fn expected_tensors(model: &Model) -> Vec<(String, Vec<usize>)> {
     let mut expected =
         vec![(model.embedding_key().to_owned(), vec![model.vocab_size(), model.hidden_size()])];
-    for layer in 0..model.layer_count() {
-        expected.extend(model.llama().norms(&model.layer_key(layer)));
-        for linear in model.layer_groups(layer).into_iter().flat_map(|group: Group| group.linears) {
+    let layers = (0..model.layer_count()).map(|layer| (model.layer_others(layer), model.layer_groups(layer)));
+    for (others, groups) in layers.chain([(model.mtp_others(), model.mtp_groups())]) {
+        expected.extend(others);
+        for linear in groups.into_iter().flat_map(|group: Group| group.linears) {
             if linear.has_bias {
                 expected.push((format!("{}.bias", linear.key), vec![linear.n]));
             }
@@ -76,9 +77,8 @@ pub(super) fn check(model: &Model, checkpoint: &Checkpoint) -> Result<(), ModelE
 
 /// Biases that the checkpoint has although the config does not ask for them: they are used.
 fn unasked_biases(model: &Model, checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
-    let layers = (0..model.layer_count()).flat_map(|layer| model.layer_groups(layer));
-    let linears = layers.flat_map(|group| group.linears).chain([model.head()]);
-    linears
+    model
+        .linears()
         .filter(|linear| !linear.has_bias)
         .map(|linear| (format!("{}.bias", linear.key), vec![linear.n]))
         .filter(|(bias, _)| checkpoint.get(bias).is_some())

@@ -12,7 +12,7 @@ const MAX_LAYERS: usize = 10_000;
 /// The fields of a config object; `prefix` is where it lies, for messages.
 pub(super) struct Fields<'a> {
     object: &'a Map<String, Value>,
-    prefix: &'static str,
+    prefix: String,
 }
 
 /// Rotary position embedding.
@@ -38,7 +38,7 @@ pub(super) enum RopeScaling {
 impl<'a> Fields<'a> {
     pub fn new(config: &'a Value) -> Result<Self, ModelError> {
         match config.as_object() {
-            Some(object) => Ok(Self { object, prefix: "" }),
+            Some(object) => Ok(Self { object, prefix: String::new() }),
             None => Err(ModelError::Field {
                 field: "the whole file".to_owned(),
                 expected: "an object".to_owned(),
@@ -83,6 +83,15 @@ impl<'a> Fields<'a> {
         if self.get(key).is_some() { self.size(key) } else { Ok(default) }
     }
 
+    /// A number of layers that may be zero, which a missing field is too.
+    pub fn count_or_none(&self, key: &str) -> Result<usize, ModelError> {
+        match self.get(key) {
+            None => Ok(0),
+            Some(value) if value.as_u64() == Some(0) => Ok(0),
+            Some(_) => self.layers(key),
+        }
+    }
+
     /// The number of decoder layers.
     pub fn layers(&self, key: &str) -> Result<usize, ModelError> {
         let layers = self.count(key)?;
@@ -105,6 +114,13 @@ impl<'a> Fields<'a> {
         number.filter(|n| n.is_finite() && *n > 0.0).ok_or_else(|| self.wrong(key, EXPECTED, value))
     }
 
+    /// A list of names, if there is one.
+    pub fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let names = value.as_array().map(|list| list.iter().map(Value::as_str).collect::<Option<_>>());
+        names.flatten().map(Some).ok_or_else(|| self.wrong(key, "a list of names", value))
+    }
+
     /// A flag that is off where it is missing.
     pub fn flag(&self, key: &str) -> Result<bool, ModelError> {
         match self.get(key) {
@@ -125,6 +141,51 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Refuses an attention window smaller than `positions`.
+    pub fn no_window_below(&self, key: &str, positions: usize) -> Result<(), ModelError> {
+        if self.get(key).is_none() {
+            return Ok(());
+        }
+        let window = self.count(key)?;
+        if window >= positions {
+            return Ok(());
+        }
+        Err(ModelError::Unsupported {
+            field: self.name(key),
+            found: window.to_string(),
+            expected: format!("no attention window, or one of at least max_position_embeddings, {positions}"),
+        })
+    }
+
+    /// Refuses `layer_types` with anything but full attention.
+    pub fn only_full_attention(&self) -> Result<(), ModelError> {
+        const FULL: &str = "full_attention";
+        let Some(value) = self.get("layer_types") else { return Ok(()) };
+        let types = value.as_array().ok_or_else(|| self.wrong("layer_types", "a list", value))?;
+        match types.iter().find(|kind| *kind != FULL) {
+            None => Ok(()),
+            Some(other) => Err(ModelError::Unsupported {
+                field: self.name("layer_types"),
+                found: brief(other),
+                expected: format!("\"{FULL}\" for every layer"),
+            }),
+        }
+    }
+
+    /// `tie_word_embeddings` at the top level or in `text_config`; off where it is in neither.
+    pub fn tied_head(&self) -> Result<bool, ModelError> {
+        const TIE: &str = "tie_word_embeddings";
+        let text_config = self.object("text_config")?;
+        let inner = text_config.filter(|inner| inner.get(TIE).is_some());
+        let Some(inner) = inner.map(|inner| inner.flag(TIE)).transpose()? else { return self.flag(TIE) };
+        match self.get(TIE) {
+            Some(value) if self.flag(TIE)? != inner => {
+                Err(self.wrong(TIE, &format!("{inner}, as in text_config"), value))
+            }
+            _ => Ok(inner),
+        }
+    }
+
     /// The single entry of `architectures`.
     pub fn architecture(&self) -> Result<&'a str, ModelError> {
         const EXPECTED: &str = "a list with the name of one architecture";
@@ -135,19 +196,54 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn object(&self, key: &'static str, prefix: &'static str) -> Result<Option<Fields<'a>>, ModelError> {
+    /// The fields of the object `key`, if there is one.
+    pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ModelError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Object(object)) => Ok(Some(Fields { object, prefix })),
+            Some(Value::Object(object)) => {
+                Ok(Some(Fields { object, prefix: format!("{}.", self.name(key)) }))
+            }
             Some(other) => Err(self.wrong(key, "an object", other)),
         }
     }
 
-    /// The rotary embedding. `rope_theta` lies at the top level or in `rope_parameters`, the
-    /// scaling in `rope_parameters` or in `rope_scaling`, depending on the version that wrote it.
+    /// The rotary embedding of whole heads.
     pub fn rope(&self) -> Result<Rope, ModelError> {
-        let parameters = self.object("rope_parameters", "rope_parameters.")?;
-        let scaling = self.object("rope_scaling", "rope_scaling.")?;
+        for place in self.rope_places()? {
+            place.only("partial_rotary_factor", 1.0.into())?;
+        }
+        self.partial_rope()
+    }
+
+    /// The share of a head's elements that are rotated, at the top level or in `rope_parameters`.
+    pub fn partial_rotary_factor(&self, default: f32) -> Result<f32, ModelError> {
+        const KEY: &str = "partial_rotary_factor";
+        let mut found = None;
+        for place in self.rope_places()?.into_iter().filter(|place| place.get(KEY).is_some()) {
+            let factor = place.positive(KEY)?;
+            if factor > 1.0 || found.is_some_and(|found| found != factor) {
+                let expected = found.map_or("at most 1".to_owned(), |found| format!("{found}, as elsewhere"));
+                let (field, found) = (place.name(KEY), factor.to_string());
+                return Err(ModelError::Field { field, expected, found });
+            }
+            found = Some(factor);
+        }
+        Ok(found.unwrap_or(default))
+    }
+
+    /// Where fields of the rotary embedding can be.
+    fn rope_places(&self) -> Result<Vec<Fields<'a>>, ModelError> {
+        let own = Fields { object: self.object, prefix: self.prefix.clone() };
+        let inner = [self.object("rope_parameters")?, self.object("rope_scaling")?];
+        Ok([own].into_iter().chain(inner.into_iter().flatten()).collect())
+    }
+
+    /// The rotary embedding, of whatever share of a head. `rope_theta` lies at the top level or in
+    /// `rope_parameters`, the scaling in `rope_parameters` or in `rope_scaling`, depending on the
+    /// version that wrote it.
+    pub fn partial_rope(&self) -> Result<Rope, ModelError> {
+        let parameters = self.object("rope_parameters")?;
+        let scaling = self.object("rope_scaling")?;
         let inner = parameters.as_ref().filter(|p| p.get("rope_theta").is_some());
         let theta = match inner {
             Some(parameters) => parameters.positive("rope_theta")?,
@@ -175,7 +271,6 @@ impl<'a> Fields<'a> {
     }
 
     fn rope_scaling(&self) -> Result<RopeScaling, ModelError> {
-        self.only("partial_rotary_factor", 1.0.into())?;
         // Older configs call it `type`.
         let key = if self.get("rope_type").is_some() { "rope_type" } else { "type" };
         match self.get(key).map(|value| (value, value.as_str())) {
@@ -203,6 +298,18 @@ impl<'a> Fields<'a> {
             original_positions: self.positive("original_max_position_embeddings")?,
         })
     }
+}
+
+/// Refuses a size that its use cannot divide.
+pub(super) fn divides(field: &str, value: usize, by: &str, divisor: usize) -> Result<(), ModelError> {
+    if value.is_multiple_of(divisor) {
+        return Ok(());
+    }
+    Err(ModelError::Field {
+        field: field.to_owned(),
+        expected: format!("a multiple of {divisor} ({by})"),
+        found: value.to_string(),
+    })
 }
 
 /// A JSON value short enough for a message.

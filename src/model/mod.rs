@@ -9,8 +9,10 @@ mod bundle_weights;
 mod check;
 mod config;
 mod llama;
+mod names;
 mod nn;
 mod precision;
+mod qwen3_5;
 mod weights;
 
 use std::path::PathBuf;
@@ -24,12 +26,16 @@ use crate::source::{Checkpoint, SourceError};
 
 pub use bundle_weights::BundleWeights;
 pub use check::TensorProblem;
+pub use names::{canonical, renamed};
 pub use precision::Precision;
+pub use qwen3_5::Mtp;
 pub use weights::{Bf16Weights, SourceWeights, WeightSource, open_weights};
 
 use config::Fields;
-use llama::Llama;
+use llama::{Family, Llama, LlamaLayer};
+use names::Names;
 use nn::{Linear, RmsNorm};
+use qwen3_5::{Qwen3_5, Qwen3_5Layer};
 
 /// What cannot be computed, or not loaded.
 #[derive(Debug, Error)]
@@ -105,86 +111,251 @@ pub struct Group {
     pub linears: Vec<LinearSpec>,
 }
 
-/// A model's structure, from its config alone; it holds no weights.
+impl Group {
+    /// The module names of its linears.
+    pub fn modules(&self) -> Vec<String> {
+        self.linears.iter().map(|linear| linear.key.clone()).collect()
+    }
+}
+
+/// Layers of a multi-token prediction head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MtpLayers {
+    /// In the config.
+    pub declared: usize,
+    /// In the checkpoint.
+    pub found: usize,
+}
+
+/// A model's structure and its tensors' names; it holds no weights.
 #[derive(Clone, Debug)]
 pub struct Model {
     architecture: Architecture,
+    names: Names,
+}
+
+/// What every architecture has.
+#[derive(Clone, Debug)]
+struct Dims {
+    hidden_size: usize,
+    vocab_size: usize,
+    layer_count: usize,
+    max_positions: usize,
+    tied_head: bool,
+    norm_eps: f32,
+}
+
+impl Dims {
+    fn new(fields: &Fields<'_>) -> Result<Self, ModelError> {
+        Ok(Self {
+            hidden_size: fields.size("hidden_size")?,
+            vocab_size: fields.size("vocab_size")?,
+            layer_count: fields.layers("num_hidden_layers")?,
+            max_positions: fields.count("max_position_embeddings")?,
+            tied_head: fields.tied_head()?,
+            norm_eps: fields.positive("rms_norm_eps")?,
+        })
+    }
 }
 
 #[derive(Clone, Debug)]
 enum Architecture {
     Llama(Llama),
+    Qwen3_5(Qwen3_5),
 }
 
-const ARCHITECTURES: &str = "LlamaForCausalLM";
-const HEAD: &str = "lm_head";
-
-impl Model {
-    /// # Errors
-    /// Whatever this crate cannot compute exactly is refused by name: architecture, activation,
-    /// position scaling, attention windows, missing or contradictory fields.
-    pub fn from_config(config: &Value) -> Result<Model, ModelError> {
+impl Architecture {
+    fn new(config: &Value) -> Result<Self, ModelError> {
         let fields = Fields::new(config)?;
-        match fields.architecture()? {
-            "LlamaForCausalLM" => Ok(Model { architecture: Architecture::Llama(Llama::new(&fields)?) }),
-            other => Err(ModelError::Unsupported {
+        let name = fields.architecture()?;
+        if qwen3_5::ARCHITECTURES.contains(&name) {
+            return Qwen3_5::new(&fields).map(Self::Qwen3_5);
+        }
+        match Family::ALL.into_iter().find(|family| family.architecture() == name) {
+            Some(family) => Llama::new(&fields, family).map(Self::Llama),
+            None => Err(ModelError::Unsupported {
                 field: "architectures".to_owned(),
-                found: format!("\"{other}\""),
-                expected: ARCHITECTURES.to_owned(),
+                found: format!("\"{name}\""),
+                expected: Family::ALL
+                    .map(Family::architecture)
+                    .into_iter()
+                    .chain(qwen3_5::ARCHITECTURES)
+                    .collect::<Vec<_>>()
+                    .join(", "),
             }),
         }
     }
 
-    fn llama(&self) -> &Llama {
-        let Architecture::Llama(llama) = &self.architecture;
-        llama
+    fn dims(&self) -> &Dims {
+        match self {
+            Self::Llama(llama) => &llama.dims,
+            Self::Qwen3_5(qwen) => &qwen.dims,
+        }
+    }
+
+    /// The linears of layer `layer`, whose module name is `key`.
+    fn layer_groups(&self, layer: usize, key: &str) -> Vec<Group> {
+        match self {
+            Self::Llama(llama) => llama.layer_groups(key),
+            Self::Qwen3_5(qwen) => qwen.layer_groups(layer, key),
+        }
+    }
+
+    /// The other tensors of a layer, with their shapes.
+    fn layer_others(&self, layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
+        match self {
+            Self::Llama(llama) => llama.norms(key),
+            Self::Qwen3_5(qwen) => qwen.layer_others(layer, key),
+        }
+    }
+
+    fn layer(&self, w: &dyn WeightSource, layer: usize, key: &str) -> Result<LayerKind, ModelError> {
+        match self {
+            Self::Llama(llama) => llama.layer(w, key).map(LayerKind::Llama),
+            Self::Qwen3_5(qwen) => qwen.layer(w, layer, key).map(LayerKind::Qwen3_5),
+        }
+    }
+
+    fn norm(&self, w: &dyn WeightSource, key: &str) -> Result<RmsNorm, ModelError> {
+        let Dims { hidden_size, norm_eps, .. } = *self.dims();
+        match self {
+            Self::Llama(_) => RmsNorm::load(w, key, hidden_size, norm_eps),
+            Self::Qwen3_5(qwen) => qwen.norm(w, key),
+        }
+    }
+}
+
+impl Model {
+    /// The structure that a config describes, under the names of a plain text model.
+    ///
+    /// # Errors
+    /// Whatever this crate cannot compute exactly is refused by name: architecture, activation,
+    /// position scaling, attention windows, missing or contradictory fields.
+    pub fn from_config(config: &Value) -> Result<Model, ModelError> {
+        Ok(Model { architecture: Architecture::new(config)?, names: Names::plain() })
+    }
+
+    /// The structure of `checkpoint`, under the names it gives to its tensors.
+    ///
+    /// # Errors
+    /// [`Model::from_config`]
+    pub fn of(checkpoint: &Checkpoint) -> Result<Model, ModelError> {
+        let architecture = Architecture::new(checkpoint.config())?;
+        Ok(Model { architecture, names: Names::find(checkpoint.keys()) })
     }
 
     pub fn layer_count(&self) -> usize {
-        self.llama().layer_count
+        self.architecture.dims().layer_count
     }
 
     pub fn hidden_size(&self) -> usize {
-        self.llama().hidden_size
+        self.architecture.dims().hidden_size
     }
 
     pub fn vocab_size(&self) -> usize {
-        self.llama().vocab_size
+        self.architecture.dims().vocab_size
     }
 
     /// The longest row the model was made for, in tokens.
     pub fn max_positions(&self) -> usize {
-        self.llama().max_positions
+        self.architecture.dims().max_positions
     }
 
     /// Whether the config says that the head is the embedding.
     pub fn tied_head(&self) -> bool {
-        self.llama().tied_head
+        self.architecture.dims().tied_head
     }
 
     /// Module name of layer `layer`, such as `model.layers.3`.
     pub fn layer_key(&self, layer: usize) -> String {
-        format!("model.layers.{layer}")
+        self.names.layer(layer)
     }
 
     /// The linears of a layer by shared input, in the order of execution.
     pub fn layer_groups(&self, layer: usize) -> Vec<Group> {
-        self.llama().layer_groups(&self.layer_key(layer))
+        self.architecture.layer_groups(layer, &self.layer_key(layer))
+    }
+
+    /// The other tensors of a layer, with their shapes.
+    fn layer_others(&self, layer: usize) -> Vec<(String, Vec<usize>)> {
+        self.architecture.layer_others(layer, &self.layer_key(layer))
     }
 
     /// The output projection, hidden to vocabulary.
     pub fn head(&self) -> LinearSpec {
-        LinearSpec { key: HEAD.to_owned(), k: self.hidden_size(), n: self.vocab_size(), has_bias: false }
+        let key = self.names.head.clone();
+        LinearSpec { key, k: self.hidden_size(), n: self.vocab_size(), has_bias: false }
+    }
+
+    /// All linears: of the layers, the head, and a multi-token prediction head.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = LinearSpec> {
+        let layers = (0..self.layer_count()).flat_map(|layer| self.layer_groups(layer));
+        let groups = layers.chain(self.mtp_groups());
+        groups.flat_map(|group| group.linears).chain([self.head()])
+    }
+
+    /// Module name and number of layers of the checkpoint's multi-token prediction head.
+    pub fn mtp_key(&self) -> Option<(&str, usize)> {
+        let found = self.mtp_layers().map_or(0, |layers| layers.found);
+        (found > 0).then_some((self.names.mtp.as_str(), found))
+    }
+
+    /// Layers of the multi-token prediction head; nothing for an architecture that has none.
+    pub fn mtp_layers(&self) -> Option<MtpLayers> {
+        match &self.architecture {
+            Architecture::Llama(_) => None,
+            Architecture::Qwen3_5(qwen) => {
+                Some(MtpLayers { declared: qwen.mtp_layers, found: self.names.mtp_layers })
+            }
+        }
+    }
+
+    /// The linears of the multi-token prediction head, as [`Model::layer_groups`]; empty without one.
+    pub fn mtp_groups(&self) -> Vec<Group> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => qwen.mtp_groups(key, layers),
+            _ => Vec::new(),
+        }
+    }
+
+    fn mtp_others(&self) -> Vec<(String, Vec<usize>)> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => qwen.mtp_others(key, layers),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Loads the multi-token prediction head.
+    ///
+    /// # Errors
+    /// Also where [`Model::mtp_key`] knows of none.
+    pub fn mtp(&self, w: &dyn WeightSource) -> Result<Mtp, ModelError> {
+        match (&self.architecture, self.mtp_key()) {
+            (Architecture::Qwen3_5(qwen), Some((key, layers))) => {
+                let final_norm = self.architecture.norm(w, self.final_norm_key())?;
+                qwen.mtp(w, key, layers, final_norm)
+            }
+            _ => Err(ModelError::Tensor {
+                tensor: self.names.mtp.clone(),
+                expected: "a multi-token prediction head".to_owned(),
+                found: "none".to_owned(),
+            }),
+        }
+    }
+
+    /// Whether a tensor is part of a vision tower, which is not computed here.
+    pub fn is_vision(key: &str) -> bool {
+        names::is_vision(key)
     }
 
     /// Tensor name of the embedding, `[vocab, hidden]`.
     pub fn embedding_key(&self) -> &str {
-        "model.embed_tokens.weight"
+        self.names.embedding()
     }
 
     /// Tensor name of the final norm's weight, `[hidden]`.
     pub fn final_norm_key(&self) -> &str {
-        "model.norm.weight"
+        self.names.final_norm()
     }
 
     /// Every tensor a source must hold, with its shape in Hugging Face's layout. With a tied head,
@@ -213,24 +384,24 @@ impl Model {
 
     /// Loads the weights of layer `i`.
     pub fn layer(&self, w: &dyn WeightSource, i: usize) -> Result<Layer, ModelError> {
-        self.llama().layer(w, &self.layer_key(i)).map(|layer| Layer { kind: LayerKind::Llama(layer) })
+        self.architecture.layer(w, i, &self.layer_key(i)).map(|kind| Layer { kind })
     }
 
     /// Loads the final norm alone: the head's weights can be gigabytes.
     pub fn final_norm(&self, w: &dyn WeightSource) -> Result<FinalNorm, ModelError> {
-        let eps = self.llama().norm_eps;
-        RmsNorm::load(w, self.final_norm_key(), self.hidden_size(), eps).map(FinalNorm)
+        self.architecture.norm(w, self.final_norm_key()).map(FinalNorm)
     }
 
     /// Loads the final norm and the head. A tied head is the embedding, whatever redundant
     /// `lm_head.weight` the checkpoint holds; only a quantized head takes its place.
     pub fn output(&self, w: &dyn WeightSource) -> Result<Output, ModelError> {
-        let quantized_head = w.has_linear(HEAD) && !w.has(&format!("{HEAD}.weight"));
-        let head = if self.tied_head() && !quantized_head {
-            let head = Linear::new(w.tensor(self.embedding_key())?, None);
-            head.in_precision(w.precision()).map_err(computing(HEAD))?
+        let head = self.head();
+        let is_quantized = w.has_linear(&head.key) && !w.has(&format!("{}.weight", head.key));
+        let head = if self.tied_head() && !is_quantized {
+            let embedding = Linear::new(w.tensor(self.embedding_key())?, None);
+            embedding.in_precision(w.precision()).map_err(computing(&head.key))?
         } else {
-            Linear::load(w, &self.head())?
+            Linear::load(w, &head)?
         };
         Ok(Output { norm: self.final_norm(w)?, head })
     }
@@ -244,7 +415,8 @@ pub struct Layer {
 
 #[derive(Debug)]
 enum LayerKind {
-    Llama(llama::LlamaLayer),
+    Llama(LlamaLayer),
+    Qwen3_5(Qwen3_5Layer),
 }
 
 impl Layer {
@@ -252,6 +424,7 @@ impl Layer {
     pub fn forward(&self, x: &Tensor, tap: &mut dyn Tap) -> Result<Tensor, ModelError> {
         match &self.kind {
             LayerKind::Llama(layer) => layer.forward(x, tap),
+            LayerKind::Qwen3_5(layer) => layer.forward(x, tap),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{D, Device, Result, Tensor};
 
 use super::config::{Rope, RopeScaling};
-use super::{LinearSpec, ModelError, Precision, WeightSource, computing};
+use super::{Group, LinearSpec, ModelError, Precision, Tap, WeightSource, computing};
 
 /// `y = x W + b`, with the weight as candle holds it.
 #[derive(Debug)]
@@ -70,13 +70,28 @@ impl RmsNorm {
         Ok(Self { weight, eps })
     }
 
-    /// `[t, size]` to `[t, size]`.
+    /// A norm whose stored weight is the offset from 1.
+    pub fn load_offset(
+        w: &dyn WeightSource,
+        key: &str,
+        size: usize,
+        eps: f32,
+    ) -> std::result::Result<Self, ModelError> {
+        let Self { weight, eps } = Self::load(w, key, size, eps)?;
+        Ok(Self { weight: (weight + 1.0).map_err(computing(key))?, eps })
+    }
+
+    /// `[.., size]` to `[.., size]`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         candle_nn::ops::rms_norm(&x.contiguous()?, &self.weight, self.eps)
     }
 }
 
-fn expect_shape(key: &str, tensor: &Tensor, shape: &[usize]) -> std::result::Result<(), ModelError> {
+pub(super) fn expect_shape(
+    key: &str,
+    tensor: &Tensor,
+    shape: &[usize],
+) -> std::result::Result<(), ModelError> {
     if tensor.dims() == shape {
         return Ok(());
     }
@@ -87,8 +102,61 @@ fn expect_shape(key: &str, tensor: &Tensor, shape: &[usize]) -> std::result::Res
     })
 }
 
-/// Rotary position embedding in Hugging Face's convention: element `i` of a head is rotated with
-/// element `i + head_dim / 2`.
+/// `down(silu(gate(x)) * up(x))`
+#[derive(Debug)]
+pub(super) struct GatedMlp {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    /// Module names by shared input, as taps get them.
+    modules: [Vec<String>; 2],
+}
+
+impl GatedMlp {
+    /// The linears of the MLP of layer `layer`, by shared input.
+    pub fn groups(layer: &str, hidden: usize, intermediate: usize, has_bias: bool) -> [Group; 2] {
+        let linear = |name: &str, k, n| LinearSpec { key: format!("{layer}.mlp.{name}"), k, n, has_bias };
+        let gate = linear("gate_proj", hidden, intermediate);
+        let up = linear("up_proj", hidden, intermediate);
+        let down = linear("down_proj", intermediate, hidden);
+        [vec![gate, up], vec![down]].map(|linears| Group { linears })
+    }
+
+    /// Loads the linears of [`GatedMlp::groups`].
+    pub fn load(
+        w: &dyn WeightSource,
+        [inputs, output]: [&Group; 2],
+    ) -> std::result::Result<Self, ModelError> {
+        Ok(Self {
+            gate: Linear::load(w, &inputs.linears[0])?,
+            up: Linear::load(w, &inputs.linears[1])?,
+            down: Linear::load(w, &output.linears[0])?,
+            modules: [inputs.modules(), output.modules()],
+        })
+    }
+
+    /// `[t, hidden]` to `[t, hidden]`.
+    pub fn forward(&self, x: &Tensor, tap: &mut dyn Tap) -> std::result::Result<Tensor, ModelError> {
+        let [inputs, output] = &self.modules;
+        let at = computing(&output[0]);
+        tap.input(inputs, x)?;
+        let gate = self.gate.forward(x).map_err(&at)?;
+        let up = self.up.forward(x).map_err(&at)?;
+        tap.gated(&inputs[0], &inputs[1], &gate, &up)?;
+        let inner = gate.silu().and_then(|gate| gate * up).map_err(&at)?;
+        tap.input(output, &inner)?;
+        self.down.forward(&inner).map_err(&at)
+    }
+}
+
+/// `[t, heads * head_dim]` to `[heads, t, head_dim]`.
+pub(super) fn split_heads(x: &Tensor, head_dim: usize) -> Result<Tensor> {
+    let (t, width) = x.dims2()?;
+    x.reshape((t, width / head_dim, head_dim))?.transpose(0, 1)?.contiguous()
+}
+
+/// Rotary position embedding in Hugging Face's convention: of the first `rotary_dim` elements of a
+/// head, element `i` is rotated with element `i + rotary_dim / 2`; the others stay.
 #[derive(Clone, Debug)]
 pub(super) struct Rotary {
     inverse_frequencies: Vec<f32>,
@@ -96,7 +164,7 @@ pub(super) struct Rotary {
     tables: Arc<Mutex<Option<Tables>>>,
 }
 
-/// Cosines and sines, `[positions, head_dim / 2]` each.
+/// Cosines and sines, `[positions, rotary_dim / 2]` each.
 #[derive(Clone, Debug)]
 struct Tables {
     positions: usize,
@@ -105,11 +173,11 @@ struct Tables {
 }
 
 impl Rotary {
-    pub fn new(rope: Rope, head_dim: usize) -> Self {
+    pub fn new(rope: Rope, rotary_dim: usize) -> Self {
         // In f32 like the models' own code, whose rounding the weights were trained with.
-        let inverse_frequencies = (0..head_dim)
+        let inverse_frequencies = (0..rotary_dim)
             .step_by(2)
-            .map(|i| 1.0 / rope.theta.powf(i as f32 / head_dim as f32))
+            .map(|i| 1.0 / rope.theta.powf(i as f32 / rotary_dim as f32))
             .map(|frequency| scaled(frequency, rope.scaling))
             .collect();
         Self { inverse_frequencies, tables: Arc::default() }
@@ -121,7 +189,13 @@ impl Rotary {
         let tables = self.tables(positions)?;
         let cos = tables.cos.narrow(0, 0, positions)?;
         let sin = tables.sin.narrow(0, 0, positions)?;
-        candle_nn::rotary_emb::rope(&x.unsqueeze(0)?.contiguous()?, &cos, &sin)?.squeeze(0)
+        let (head_dim, rotary_dim) = (x.dim(2)?, 2 * self.inverse_frequencies.len());
+        let rotated = x.narrow(2, 0, rotary_dim)?.unsqueeze(0)?.contiguous()?;
+        let rotated = candle_nn::rotary_emb::rope(&rotated, &cos, &sin)?.squeeze(0)?;
+        if rotary_dim == head_dim {
+            return Ok(rotated);
+        }
+        Tensor::cat(&[&rotated, &x.narrow(2, rotary_dim, head_dim - rotary_dim)?], 2)
     }
 
     fn tables(&self, positions: usize) -> Result<Tables> {

@@ -67,13 +67,13 @@ impl Hessian {
         self.dropped
     }
 
-    /// Averages, damps, rotates and factors. The random signs are keyed by `seed` and `key`, the
-    /// name of the first linear that uses the Hessian, and shared by all that do.
+    /// Averages, damps, rotates and factors. The random signs are keyed by `seed` and `sign_key`, that
+    /// of the first linear that uses the Hessian, and shared by all that do; `key` is its name.
     ///
     /// # Errors
     /// No Cholesky factor even with more damping.
-    pub fn finish(self, seed: u64, key: &str) -> Result<Calibration, QuantizeError> {
-        let signs = Rng::new(seed, &format!("{key}.suh")).signs(padded(self.sum.rows()));
+    pub fn finish(self, seed: u64, sign_key: &str, key: &str) -> Result<Calibration, QuantizeError> {
+        let signs = Rng::new(seed, &format!("{sign_key}.suh")).signs(padded(self.sum.rows()));
         self.finish_with_signs(signs, key)
     }
 

@@ -55,6 +55,8 @@ pub struct Settings {
 pub struct LinearInput {
     /// Module name.
     pub key: String,
+    /// Keys the random signs, so that they do not depend on how a container names the module.
+    pub sign_key: String,
     /// `[k, n]`
     pub weight: Matrix,
     /// `[n]`
@@ -140,7 +142,7 @@ struct Quantizer<'a> {
 impl Quantizer<'_> {
     /// The weight in the distribution that the codebook expects.
     fn prepare(&self, linear: &LinearInput, calibration: &Calibration) -> Result<Regularized, QuantizeError> {
-        let key = format!("{}.svh", linear.key);
+        let key = format!("{}.svh", linear.sign_key);
         let sv = Rng::new(self.settings.seed, &key).signs(linear.weight.cols());
         let out_scales = self.settings.out_scales.decide(
             &linear.weight,

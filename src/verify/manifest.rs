@@ -11,6 +11,7 @@ use crate::format::{Bits, Codebook};
 
 use super::VerifyReport;
 
+const STORAGE: &str = "tensor_storage";
 const HEAD_AS_SOURCE_BITS: f64 = 16.0;
 
 /// What `tensor_storage` says of one leaf module.
@@ -54,11 +55,18 @@ impl Manifest {
 pub(super) fn check(bundle: &Path, report: &mut VerifyReport) -> Manifest {
     let config = object(bundle, CONFIG, report);
     let Some(mut section) = object(bundle, MANIFEST, report) else { return Manifest::default() };
-    let storage = section.shift_remove("tensor_storage");
+    let storage = section.shift_remove(STORAGE);
     check_section(&section, report);
-    let manifest = modules(storage.unwrap_or_default(), report);
+    let manifest = modules(storage.clone().unwrap_or_default(), report);
     if let Some(config) = config {
-        let in_config = config.get("quantization_config").cloned().unwrap_or_default();
+        let mut in_config = config.get("quantization_config").cloned().unwrap_or_default();
+        // An exported folder repeats it for runtimes that read no other file.
+        let repeated = in_config.as_object_mut().and_then(|section| section.shift_remove(STORAGE));
+        if let Some(repeated) = repeated {
+            let name = format!("{CONFIG}: quantization_config.{STORAGE}");
+            let expected = format!("what {MANIFEST} says");
+            report.check("manifest", &name, Some(repeated) == storage, expected, "something else");
+        }
         let name = format!("{CONFIG}: quantization_config");
         let section = Value::Object(section);
         report.check("manifest", &name, section == in_config, section, &in_config);
@@ -73,7 +81,7 @@ fn object(bundle: &Path, name: &str, report: &mut VerifyReport) -> Option<Map<St
 }
 
 fn modules(storage: Value, report: &mut VerifyReport) -> Manifest {
-    let name = format!("{MANIFEST}: tensor_storage");
+    let name = format!("{MANIFEST}: {STORAGE}");
     let Some(storage) =
         report.try_to("manifest", &name, "an object", serde_json::from_value::<Map<_, _>>(storage))
     else {

@@ -75,7 +75,7 @@ impl TestLlama {
         fs::create_dir_all(dir).unwrap();
         let mut tensors = self.tensors();
         edit(&mut tensors);
-        self.write_shards(dir, &tensors);
+        write_shards(dir, &tensors, self.dtype, self.shards);
         fs::write(dir.join("config.json"), self.config().to_string()).unwrap();
         write_tokenizer(dir);
     }
@@ -155,26 +155,27 @@ impl TestLlama {
         }
         tensors
     }
+}
 
-    fn write_shards(&self, dir: &Path, tensors: &Tensors) {
-        let stored: Vec<(&String, &Vec<usize>, Vec<u8>)> =
-            tensors.iter().map(|(key, (shape, values))| (key, shape, bytes(self.dtype, values))).collect();
-        let mut map = Map::new();
-        for (i, part) in stored.chunks(stored.len().div_ceil(self.shards)).enumerate() {
-            let name = match self.shards {
-                1 => "model.safetensors".to_owned(),
-                count => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
-            };
-            let views = part
-                .iter()
-                .map(|(key, shape, data)| (key, TensorView::new(self.dtype, shape.to_vec(), data).unwrap()));
-            fs::write(dir.join(&name), serialize(views, None).unwrap()).unwrap();
-            map.extend(part.iter().map(|(key, ..)| ((*key).clone(), json!(name))));
-        }
-        if self.shards > 1 {
-            let index = json!({ "metadata": {}, "weight_map": map });
-            fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
-        }
+/// Writes tensors as one file, or as several with an index.
+pub fn write_shards(dir: &Path, tensors: &Tensors, dtype: Dtype, shards: usize) {
+    let stored: Vec<(&String, &Vec<usize>, Vec<u8>)> =
+        tensors.iter().map(|(key, (shape, values))| (key, shape, bytes(dtype, values))).collect();
+    let mut map = Map::new();
+    for (i, part) in stored.chunks(stored.len().div_ceil(shards)).enumerate() {
+        let name = match shards {
+            1 => "model.safetensors".to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+        };
+        let views = part
+            .iter()
+            .map(|(key, shape, data)| (key, TensorView::new(dtype, shape.to_vec(), data).unwrap()));
+        fs::write(dir.join(&name), serialize(views, None).unwrap()).unwrap();
+        map.extend(part.iter().map(|(key, ..)| ((*key).clone(), json!(name))));
+    }
+    if shards > 1 {
+        let index = json!({ "metadata": {}, "weight_map": map });
+        fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
     }
 }
 
@@ -188,7 +189,7 @@ fn bytes(dtype: Dtype, values: &[f32]) -> Vec<u8> {
 }
 
 /// One token per character of ASCII, below 128 in number.
-fn write_tokenizer(dir: &Path) {
+pub fn write_tokenizer(dir: &Path) {
     let characters = std::iter::once('\n').chain(' '..='~').map(String::from);
     let specials = ["<s>", "</s>", "<unk>"].map(String::from).into_iter();
     let vocab: Map<String, Value> =

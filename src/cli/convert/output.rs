@@ -24,6 +24,8 @@ pub struct Report {
     encoder_seconds: Option<f64>,
     encoder_share: Option<f64>,
     pub verified: Option<Verified>,
+    /// Tensors of the source that are not in the bundle.
+    pub left_out: Vec<String>,
     peaks: Vec<Peak>,
     tensors: Vec<TensorMetrics>,
     files: Vec<FileRecord>,
@@ -85,6 +87,7 @@ impl Report {
             encoder_seconds: None,
             encoder_share: None,
             verified: None,
+            left_out: Vec::new(),
             peaks: Vec::new(),
             tensors,
             files,
@@ -114,6 +117,8 @@ impl Report {
         if let (Some(seconds), Some(share)) = (self.seconds, self.encoder_share) {
             lines.push(format!("time: {}, {:.0} % in the encoder", seconds_text(seconds), 100.0 * share));
         }
+        let left_out = if self.left_out.is_empty() { "nothing".to_owned() } else { self.left_out.join(", ") };
+        lines.push(format!("left out: {left_out}"));
         match &self.verified {
             Some(Verified { checks, failures: 0 }) => {
                 lines.push(format!("verified: {checks} checks, no failure"))

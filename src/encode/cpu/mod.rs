@@ -12,8 +12,8 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{EncodeError, TileEncoder, TrellisSpec, check_tiles};
 use super::trace::values_of;
+use super::{EncodeError, TileEncoder, TrellisSpec, check_tiles};
 use kernel::Scratch;
 use portable::Portable;
 

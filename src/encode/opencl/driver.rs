@@ -77,9 +77,14 @@ impl Session {
 
     /// Compiles `source` and gives its kernel `kernel`.
     pub fn build(&self, source: &str, options: &str, kernel: &str) -> Result<Kernel, OpenClError> {
-        let program = Program::create_and_build_from_source(&self.context, source, options).map_err(|log| {
-            OpenClError::Build { device: self.name.clone(), options: options.to_owned(), log: shortened(&log) }
-        })?;
+        let program =
+            Program::create_and_build_from_source(&self.context, source, options).map_err(|log| {
+                OpenClError::Build {
+                    device: self.name.clone(),
+                    options: options.to_owned(),
+                    log: shortened(&log),
+                }
+            })?;
         Kernel::create(&program, kernel).map_err(failure(&self.name, "clCreateKernel"))
     }
 
@@ -104,8 +109,7 @@ impl Session {
     pub fn write<T: Scalar>(&self, memory: &mut Memory<T>, data: &[T]) -> Result<(), OpenClError> {
         assert!(data.len() <= memory.len, "the data fits");
         // SAFETY: a blocking call: `data` outlives the copy; the length was checked.
-        let done =
-            unsafe { self.queue.enqueue_write_buffer(&mut memory.buffer, CL_BLOCKING, 0, data, &[]) };
+        let done = unsafe { self.queue.enqueue_write_buffer(&mut memory.buffer, CL_BLOCKING, 0, data, &[]) };
         done.map(drop).map_err(failure(&self.name, "clEnqueueWriteBuffer"))
     }
 

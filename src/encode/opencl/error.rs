@@ -44,9 +44,9 @@ impl OpenClError {
             }
             Self::NoSuchDevice { .. } => Some("`exl3-candle devices` lists them"),
             Self::Memory { .. } => Some("raise --device-memory, lower --reserve-gib, or use --backend cpu"),
-            Self::Deadline { .. } => {
-                Some("what was committed is on disk: run the same command again, with --backend cpu if it recurs")
-            }
+            Self::Deadline { .. } => Some(
+                "what was committed is on disk: run the same command again, with --backend cpu if it recurs",
+            ),
             Self::Build { .. } | Self::WrongResult { .. } | Self::Unsuitable { .. } => {
                 Some("use --backend cpu, or another device")
             }

@@ -119,8 +119,7 @@ impl OpenCl {
         deadline: Duration,
     ) -> Result<Self, OpenClError> {
         let session = Session::open(device::handle(device)?, &device.name, deadline)?;
-        let state =
-            State { session, tuning, arena: None, tables: HashMap::new(), ready: HashMap::new() };
+        let state = State { session, tuning, arena: None, tables: HashMap::new(), ready: HashMap::new() };
         Ok(Self {
             name: format!("opencl:{}", device.index),
             device: device.clone(),
@@ -144,7 +143,10 @@ impl OpenCl {
         })
     }
 
-    fn with_state<R>(&self, work: impl FnOnce(&mut State) -> Result<R, OpenClError>) -> Result<R, OpenClError> {
+    fn with_state<R>(
+        &self,
+        work: impl FnOnce(&mut State) -> Result<R, OpenClError>,
+    ) -> Result<R, OpenClError> {
         let mut state = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(open) = state.as_mut() else {
             let reason = "it stopped answering".to_owned();
@@ -218,7 +220,9 @@ impl State {
         let mut failure = None;
         for variant in Variant::measured(spec, device) {
             match self.measure(spec, device, variant, most) {
-                Ok(tiles_per_second) if fastest.is_none_or(|best| tiles_per_second > best.tiles_per_second) => {
+                Ok(tiles_per_second)
+                    if fastest.is_none_or(|best| tiles_per_second > best.tiles_per_second) =>
+                {
                     fastest = Some(Choice { variant, tiles_per_second });
                 }
                 Ok(_) => {}
@@ -427,12 +431,8 @@ impl Batch<'_> {
     fn traced_on_device(&self, arena: &Arena, states: &mut [u16]) -> Result<Duration, OpenClError> {
         let started = Instant::now();
         // The queue is in order: the last launch is done when all are. A failure of one is its failure.
-        let running = [
-            self.forward(arena, 1)?,
-            self.trace(arena, 1)?,
-            self.forward(arena, 2)?,
-            self.trace(arena, 2)?,
-        ];
+        let running =
+            [self.forward(arena, 1)?, self.trace(arena, 1)?, self.forward(arena, 2)?, self.trace(arena, 2)?];
         running.into_iter().rev().try_for_each(|running| self.session.wait(running))?;
         let both_passes = started.elapsed();
         self.session.read(&arena.states, 0, states)?;
@@ -449,9 +449,16 @@ impl Batch<'_> {
         self.session.wait(self.forward(arena, 1)?)?;
         let first = started.elapsed();
         let mut start = vec![0u16; self.count];
-        self.searches(arena, tiles, |_| Pass::free(self.spec.len()), &mut start, 1, |search, start| {
-            start[0] = search.closing_node() as u16;
-        })?;
+        self.searches(
+            arena,
+            tiles,
+            |_| Pass::free(self.spec.len()),
+            &mut start,
+            1,
+            |search, start| {
+                start[0] = search.closing_node() as u16;
+            },
+        )?;
         self.session.write(&mut arena.start, &start)?;
         let started = Instant::now();
         self.session.wait(self.forward(arena, 2)?)?;

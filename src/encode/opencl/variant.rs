@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::device::{Arithmetic, DeviceInfo, DeviceKind};
 use super::super::TrellisSpec;
+use super::device::{Arithmetic, DeviceInfo, DeviceKind};
 
 /// Variants that are measured at most: each is compiled first, which may take seconds.
 const MEASURED: usize = 8;
@@ -184,8 +184,11 @@ impl Variant {
             .into_iter()
             .filter(|(group, run)| group * run <= longest)
             .flat_map(|(group, run)| {
-                [Traceback::Mapped, Traceback::Device]
-                    .map(|traceback| Self { run, traceback, ..Self::small(group) })
+                [Traceback::Mapped, Traceback::Device].map(|traceback| Self {
+                    run,
+                    traceback,
+                    ..Self::small(group)
+                })
             })
             .collect()
     }
@@ -194,7 +197,8 @@ impl Variant {
     fn for_graphics(spec: &TrellisSpec, device: &DeviceInfo) -> Vec<Self> {
         use {Costs::*, Values::*};
         let (fewest, _) = node_counts(spec);
-        let sub_group = device.sub_group_sizes.iter().find(|&&size| size == 16).map_or(0, |&size| size as usize);
+        let sub_group =
+            device.sub_group_sizes.iter().find(|&&size| size == 16).map_or(0, |&size| size as usize);
         [
             (Cached, Double, 512, 8),
             (Cached, Staged, 512, 8),
