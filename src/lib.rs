@@ -26,6 +26,7 @@ pub mod encode;
 pub mod eval;
 pub mod export;
 pub mod format;
+pub mod hub;
 pub mod judge;
 pub mod linalg;
 pub mod model;

@@ -1,6 +1,6 @@
 //! What happened during a run, never how it looks.
 
-/// An event of a conversion.
+/// An event of a conversion or of a transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event<'a> {
     /// The plan is made: `units` decoder layers and heads, of which `committed` are on disk from an
@@ -16,6 +16,10 @@ pub enum Event<'a> {
     Tensor(TensorDone<'a>),
     /// The unit's file and its journal line are on disk.
     UnitCommitted { unit: usize, key: &'a str, weights: u64 },
+    /// Of `total` bytes of a file, `done` are here, or there.
+    Transferred { file: &'a str, done: u64, total: u64 },
+    /// A request failed for a reason that can pass, and is made again after a while.
+    Waiting { reason: &'a str, seconds: f64 },
     /// Something a user should know.
     Warning(&'a str),
     /// The bundle is being put together.

@@ -7,7 +7,7 @@ use std::path::Path;
 /// A module names only modules of strictly lower layers.
 const LAYERS: &[&[&str]] = &[
     &["progress", "linalg"],
-    &["format"],
+    &["format", "hub"],
     &["encode"],
     &["quantize", "source"],
     &["corpus", "model", "bundle"],

@@ -123,6 +123,7 @@ impl Observer for Progress<'_> {
                 self.say(&format!("{key} is on disk ({}/{units}{eta})", unit + 1));
             }
             Event::Warning(text) => self.say(&format!("warning: {text}")),
+            Event::Transferred { .. } | Event::Waiting { .. } => {}
             Event::Finishing => self.bar.set_message("writing the bundle"),
         }
     }
