@@ -8,9 +8,9 @@ GOLDEN holds layer.safetensors and encode.safetensors as dumped. Writes into fix
 
 - the shards of tiny-qwen3_5 as .xz, with the same bytes inside, and its other files;
 - golden_forward.safetensors with the states HIDDEN and the logits of every STEP-th position;
-- layer.safetensors and encode.safetensors without what follows from the rest: encoded tiles (unpack
-  the stored words), values (the codebook's), the reconstructed weight, and the rotated Hessian, which
-  its factor tests.
+- layer.safetensors.xz and encode.safetensors.xz, without what follows from the rest: encoded tiles
+  (unpack the stored words), values (the codebook's), the reconstructed weight, and the rotated
+  Hessian, which its factor tests.
 
 Needs the Python packages numpy and safetensors.
 """
@@ -20,15 +20,20 @@ import shutil
 import sys
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "fixtures"
 # Positions whose logits are stored.
 STEP = 8
 HIDDEN = {"tiny-llama": (1, 3, 6), "tiny-qwen3_5": (1, 4, 8)}
 DERIVED = ("encoded", "values", "weight_q_r", "h_rot")
-# 16-bit elements: literals and matches depend on the parity of their place.
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 3, "lp": 1, "pb": 1}]
+
+
+def packed(data: bytes, element_bits: int) -> bytes:
+    """Compressed, in the knowledge of how wide the elements are."""
+    lc, lp = {16: (3, 1), 32: (1, 2)}[element_bits]
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": lc, "lp": lp, "pb": lp}]
+    return lzma.compress(data, filters=filters)
 
 
 def forward(source: pathlib.Path, name: str) -> None:
@@ -45,8 +50,7 @@ def compress(source: pathlib.Path, target: pathlib.Path) -> None:
         if path.name == "golden_forward.safetensors":
             continue
         if path.suffix == ".safetensors":
-            packed = lzma.compress(path.read_bytes(), filters=FILTERS)
-            (target / f"{path.name}.xz").write_bytes(packed)
+            (target / f"{path.name}.xz").write_bytes(packed(path.read_bytes(), 16))
         elif path.name == "tokenizer.json":
             # tiny-llama's, byte for byte
             assert path.read_bytes() == (source.parent / "tiny-llama" / path.name).read_bytes()
@@ -63,7 +67,7 @@ def main() -> None:
     for name in ("layer.safetensors", "encode.safetensors"):
         tensors = load_file(golden / name)
         kept = {key: t for key, t in tensors.items() if key.rsplit(".", 1)[-1] not in DERIVED}
-        save_file(kept, FIXTURES / "golden" / name)
+        (FIXTURES / "golden" / f"{name}.xz").write_bytes(packed(save(kept), 32))
 
 
 if __name__ == "__main__":

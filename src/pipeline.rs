@@ -17,7 +17,7 @@ use crate::corpus::Corpus;
 use crate::encode::TileEncoder;
 use crate::format::QuantizedLinear;
 use crate::linalg::Matrix;
-use crate::model::{LinearSpec, Model, ModelError, SourceWeights, WeightSource, computing};
+use crate::model::{LinearSpec, Model, ModelError, SourceWeights, WeightSource, canonical, computing};
 use crate::plan::{GroupPlan, Plan, UnitKind, UnitPlan};
 use crate::progress::{Event, Observer, TensorDone};
 use crate::quantize::{self, Calibration, LinearInput, QuantizeError, Quantized, Settings};
@@ -304,8 +304,7 @@ impl Run<'_> {
                     "{first}: {dropped} calibration tokens with non-finite inputs are left out"
                 ));
             }
-            let calibration =
-                hessian.finish(self.job.plan.recipe.seed, &self.job.model.canonical(first), first)?;
+            let calibration = hessian.finish(self.job.plan.recipe.seed, &canonical(first), first)?;
             self.warn_about(first, &calibration);
             let inputs = self.inputs(group, unit.groups.get(at + 1), &capture)?;
             let quantized = self.quantize_group(inputs, &calibration, group)?;
@@ -372,7 +371,7 @@ impl Run<'_> {
             .map(|linear| {
                 Ok(LinearInput {
                     key: linear.key.clone(),
-                    sign_key: self.job.model.canonical(&linear.key),
+                    sign_key: canonical(&linear.key),
                     weight: self.weight(linear)?,
                     bias: self.bias(linear)?,
                     sensitivity: down.as_ref().and_then(|down| capture.sensitivity(&linear.key, down)),

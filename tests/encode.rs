@@ -20,7 +20,7 @@ struct Case {
     spec: TrellisSpec,
 }
 
-/// The cases of `golden/encode.safetensors`: `{codebook}[.l160].k{bits}`.
+/// The cases of `golden/encode.safetensors.xz`: `{codebook}[.l160].k{bits}`.
 fn golden_cases(golden: &Golden) -> Vec<Case> {
     let names = golden.names();
     let cases: Vec<Case> = names
@@ -49,7 +49,7 @@ fn codebooks_match_the_reference() {
 
 #[test]
 fn every_encoder_reproduces_every_golden_vector() {
-    let golden = Golden::open("golden/encode.safetensors");
+    let golden = Golden::open("golden/encode.safetensors.xz");
     for case in golden_cases(&golden) {
         let tiles = golden.f32(&format!("{}.tiles", case.name));
         let expected = golden.u16(&format!("{}.states", case.name));
@@ -69,7 +69,7 @@ fn every_encoder_reproduces_every_golden_vector() {
 
 #[test]
 fn packed_form_matches_the_reference() {
-    let golden = Golden::open("golden/encode.safetensors");
+    let golden = Golden::open("golden/encode.safetensors.xz");
     for case in golden_cases(&golden).into_iter().filter(|case| case.spec.len() == 256) {
         let states = golden.u16(&format!("{}.states", case.name));
         let packed: Vec<u16> = states.chunks(256).flat_map(|tile| pack(tile, case.spec.bits())).collect();

@@ -19,7 +19,7 @@ struct Layer {
     calibrated: Calibrated,
 }
 
-/// A case of `golden/layer.safetensors`.
+/// A case of `golden/layer.safetensors.xz`.
 struct Case {
     name: &'static str,
     spec: TrellisSpec,
@@ -41,7 +41,7 @@ fn cases() -> Vec<Case> {
 
 impl Layer {
     fn load() -> Self {
-        let golden = Golden::open("golden/layer.safetensors");
+        let golden = Golden::open("golden/layer.safetensors.xz");
         let sum = Matrix::from_vec(K, K, golden.f32("hessian_sum"));
         let rows = golden.i64("rows")[0] as u64;
         let signs = golden.f32("shared.su_signs");

@@ -20,6 +20,7 @@ use crate::bundle::durable::{self, Written};
 use crate::bundle::{
     self, BundleError, CONFIG, FileRecord, INDEX, MANIFEST, PROVENANCE, Provenance, QUANT_METHOD, Shard,
 };
+use crate::model;
 
 pub use names::Runtime;
 
@@ -106,7 +107,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn rename(&self, name: &str) -> String {
-        names::renamed(name, self.prefix)
+        model::renamed(name, self.prefix)
     }
 
     /// No two tensors may get the same name.

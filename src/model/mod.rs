@@ -25,6 +25,7 @@ use crate::source::{Checkpoint, SourceError};
 
 pub use bundle_weights::BundleWeights;
 pub use check::TensorProblem;
+pub use names::{canonical, renamed};
 pub use qwen3_5::Mtp;
 pub use weights::{SourceWeights, WeightSource, open_weights};
 
@@ -263,12 +264,6 @@ impl Model {
         self.architecture.dims().tied_head
     }
 
-    /// The name that a module or tensor of this model has in a plain text model: the same in every
-    /// container.
-    pub fn canonical(&self, key: &str) -> String {
-        self.names.canonical(key)
-    }
-
     /// Module name of layer `layer`, such as `model.layers.3`.
     pub fn layer_key(&self, layer: usize) -> String {
         self.names.layer(layer)
@@ -300,7 +295,7 @@ impl Model {
     /// Module name and number of layers of the checkpoint's multi-token prediction head.
     pub fn mtp_key(&self) -> Option<(&str, usize)> {
         let found = self.mtp_layers().map_or(0, |layers| layers.found);
-        (found > 0).then(|| (self.names.mtp.as_str(), found))
+        (found > 0).then_some((self.names.mtp.as_str(), found))
     }
 
     /// Layers of the multi-token prediction head; nothing for an architecture that has none.

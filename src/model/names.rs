@@ -2,13 +2,15 @@
 //!
 //! The same weights lie under `model.`, under `model.language_model.` beside a vision tower, or
 //! under prefixes with further such parts, which some exports stack. A model speaks of its
-//! checkpoint's own names; what must not depend on the container goes by [`Names::canonical`].
+//! checkpoint's own names; what must not depend on the container goes by [`canonical`] ones.
 
 /// Parts a prefix can have.
 const PARTS: [&str; 2] = ["model", "language_model"];
 const PREFIX: &str = "model";
 const HEAD: &str = "lm_head";
 const EMBEDDING: &str = "embed_tokens";
+const LAYERS: &str = "layers";
+const NORM: &str = "norm";
 const MTP: &str = "mtp";
 /// A part of the name of every tensor of a vision tower.
 const VISION: &str = "visual";
@@ -60,7 +62,7 @@ impl Names {
         let below = |name: &str| if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
         Self {
             embedding: below(&format!("{EMBEDDING}.weight")),
-            final_norm: below("norm.weight"),
+            final_norm: below(&format!("{NORM}.weight")),
             prefix: prefix.to_owned(),
             head: head.to_owned(),
             mtp: MTP.to_owned(),
@@ -79,24 +81,31 @@ impl Names {
     /// Module name of a decoder layer.
     pub fn layer(&self, layer: usize) -> String {
         match self.prefix.as_str() {
-            "" => format!("layers.{layer}"),
-            prefix => format!("{prefix}.layers.{layer}"),
+            "" => format!("{LAYERS}.{layer}"),
+            prefix => format!("{prefix}.{LAYERS}.{layer}"),
         }
     }
+}
 
-    /// The name that `key`, of a module or a tensor, has in a plain text model.
-    pub fn canonical(&self, key: &str) -> String {
-        let below = |module: &str, plain: &str| {
-            let rest = key.strip_prefix(module).filter(|rest| rest.is_empty() || rest.starts_with('.'))?;
-            Some(format!("{plain}{rest}"))
-        };
-        let text = match self.prefix.as_str() {
-            "" => key.starts_with("layers.").then(|| format!("{PREFIX}.{key}")),
-            prefix => below(prefix, PREFIX),
-        };
-        let own = below(&self.head, HEAD).or_else(|| below(&self.mtp, MTP)).or(text);
-        own.unwrap_or_else(|| key.to_owned())
+/// The name that the module or tensor `name` has where the text model lies under `prefix`: head and
+/// prediction head at the top, a vision tower below `model`. What it is now does not matter, as
+/// containers only differ in how many parts they put in front.
+pub fn renamed(name: &str, prefix: &str) -> String {
+    let mut rest = name;
+    while let Some(after) = PARTS.iter().find_map(|part| rest.strip_prefix(part)?.strip_prefix('.')) {
+        rest = after;
     }
+    match rest.split('.').next().unwrap_or_default() {
+        HEAD | MTP => rest.to_owned(),
+        VISION => format!("{PREFIX}.{rest}"),
+        EMBEDDING | LAYERS | NORM => format!("{prefix}.{rest}"),
+        _ => name.to_owned(),
+    }
+}
+
+/// The name that the module or tensor `name` has in a plain text model, the same in every container.
+pub fn canonical(name: &str) -> String {
+    renamed(name, PREFIX)
 }
 
 fn is_prefix(module: &str) -> bool {
@@ -136,20 +145,38 @@ mod tests {
             assert_eq!(names.layer(3), key("layers.3"));
             assert_eq!(names.embedding(), keys[0]);
             assert_eq!(names.final_norm(), keys[2]);
-            assert_eq!(names.canonical(&key("layers.3.mlp.up_proj")), "model.layers.3.mlp.up_proj");
-            assert_eq!(names.canonical("lm_head.weight"), "lm_head.weight");
-            assert_eq!(names.canonical("mtp.fc"), "mtp.fc");
+            assert_eq!(canonical(&key("layers.3.mlp.up_proj")), "model.layers.3.mlp.up_proj");
+            assert_eq!(canonical("lm_head.weight"), "lm_head.weight");
+            assert_eq!(canonical("mtp.fc"), "mtp.fc");
         }
         let names = Names::find(
             ["language_model.lm_head.trellis", "language_model.model.embed_tokens.weight"].into_iter(),
         );
-        assert_eq!(names.canonical("language_model.lm_head"), "lm_head");
-        assert_eq!(names.canonical(&names.layer(0)), "model.layers.0");
+        assert_eq!(canonical("language_model.lm_head"), "lm_head");
+        assert_eq!(canonical(&names.layer(0)), "model.layers.0");
         assert_eq!(Names::find(std::iter::empty()), Names::plain());
 
         let keys = ["model.mtp.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"];
         let names = Names::find(keys.into_iter());
         assert_eq!((names.mtp.as_str(), names.mtp_layers), ("model.mtp", 2));
-        assert_eq!(names.canonical("model.mtp.fc"), "mtp.fc");
+        assert_eq!(canonical("model.mtp.fc"), "mtp.fc");
+    }
+
+    #[test]
+    fn every_container_becomes_the_one_that_is_read() {
+        for container in ["", "model.", "model.language_model.", "model.language_model.language_model."] {
+            for (rest, nested) in [
+                ("embed_tokens.weight", "model.language_model.embed_tokens.weight"),
+                ("layers.3.mlp.up_proj", "model.language_model.layers.3.mlp.up_proj"),
+                ("norm.weight", "model.language_model.norm.weight"),
+                ("visual.blocks.0.norm1.weight", "model.visual.blocks.0.norm1.weight"),
+                ("mtp.layers.0.mlp.up_proj.trellis", "mtp.layers.0.mlp.up_proj.trellis"),
+                ("lm_head.trellis", "lm_head.trellis"),
+            ] {
+                assert_eq!(renamed(&format!("{container}{rest}"), "model.language_model"), nested);
+            }
+            assert_eq!(renamed(&format!("{container}layers.0.x"), PREFIX), "model.layers.0.x");
+        }
+        assert_eq!(renamed("score.weight", "model.language_model"), "score.weight");
     }
 }

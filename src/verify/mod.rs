@@ -19,6 +19,7 @@ use thiserror::Error;
 use crate::bundle::BundleError;
 use crate::source::{self, SourceError};
 
+use sources::Source;
 use tensors::Unlisted;
 
 /// Why a bundle could not be looked at. What is wrong with it once it can be is in the report.
@@ -136,6 +137,7 @@ pub fn run(bundle: &Path, source: Option<&Path>) -> Result<VerifyReport, VerifyE
     if let Some(source) = source.as_ref().filter(|source| !source.config()["quantization_config"].is_null()) {
         return Err(VerifyError::QuantizedSource { dir: source.dir().to_owned() });
     }
+    let source = source.as_ref().map(Source::new);
     let mut report = VerifyReport::default();
     let manifest = manifest::check(bundle, &mut report);
     let provenance =

@@ -1,11 +1,14 @@
 //! The bundle against the checkpoint it was made from.
 
+use std::collections::{BTreeMap, HashSet};
+
 use half::f16;
 use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::bundle::{BundleError, Provenance};
 use crate::format::{Bits, PAD, QuantizedLinear};
+use crate::model::canonical;
 use crate::source::{Checkpoint, SourceError, TensorRef};
 
 use super::VerifyReport;
@@ -17,6 +20,8 @@ use super::manifest::is_head;
 /// recorded one, plus the part that rounding the scales to half adds.
 const RECORDED_TOLERANCE: f64 = 0.05;
 const SCALE_ROUNDING: f64 = 1e-3;
+/// In a plain text model.
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// The largest plausible relative Frobenius error at a bit rate. A Gaussian source cannot be coded
 /// below `2^-bits`. The trellis comes within a seventh of that up to 4 bits and within a half above,
@@ -27,10 +32,28 @@ pub(super) fn error_limit(bits: Bits) -> f64 {
     (3.0 * (-bits.as_f64()).exp2()).min(0.95) + SCALE_ROUNDING
 }
 
+/// The source's tensors by the names of a plain text model: an exported bundle may have others.
+pub(super) struct Source<'a> {
+    checkpoint: &'a Checkpoint,
+    names: BTreeMap<String, &'a str>,
+}
+
+impl<'a> Source<'a> {
+    pub fn new(checkpoint: &'a Checkpoint) -> Self {
+        let names = checkpoint.keys().map(|key| (canonical(key), key)).collect();
+        Self { checkpoint, names }
+    }
+
+    /// The tensor that is called `name` here or in another container.
+    fn get(&self, name: &str) -> Option<TensorRef<'a>> {
+        self.names.get(&canonical(name)).and_then(|key| self.checkpoint.get(key))
+    }
+}
+
 /// Compares one quantized linear with its source and returns the relative Frobenius error.
 pub(super) fn check_linear(
     linear: &QuantizedLinear,
-    source: &Checkpoint,
+    source: &Source<'_>,
     provenance: Option<&Provenance>,
     report: &mut VerifyReport,
 ) -> Option<f64> {
@@ -61,10 +84,9 @@ pub(super) fn check_linear(
 }
 
 /// The weight a module was made from; a tied head was made from the embedding, whatever lies beside it.
-fn source_weight<'a>(key: &str, source: &'a Checkpoint) -> Option<TensorRef<'a>> {
-    let embedding = || source.keys().find(|name| name.ends_with("embed_tokens.weight"));
+fn source_weight<'a>(key: &str, source: &Source<'a>) -> Option<TensorRef<'a>> {
     match source.get(&format!("{key}.weight")) {
-        found if is_head(key) && (found.is_none() || is_tied(source)) => source.get(embedding()?),
+        found if is_head(key) && (found.is_none() || is_tied(source.checkpoint)) => source.get(EMBEDDING),
         found => found,
     }
 }
@@ -96,7 +118,7 @@ fn relative_error(linear: &QuantizedLinear, weight: TensorRef<'_>) -> Result<f64
 }
 
 /// The bias of a quantized linear is the source's in half precision, zero in the padding.
-fn check_bias(linear: &QuantizedLinear, source: &Checkpoint, report: &mut VerifyReport) {
+fn check_bias(linear: &QuantizedLinear, source: &Source<'_>, report: &mut VerifyReport) {
     let name = format!("{}.bias", linear.key);
     let Some(bias) = source.get(&name) else {
         report.check("tensor_set", &name, linear.bias.is_none(), "no bias, as in the source", "a bias");
@@ -114,10 +136,11 @@ fn check_bias(linear: &QuantizedLinear, source: &Checkpoint, report: &mut Verify
 
 /// Tensors that are not quantized are the source's, byte for byte, and none of the source's is
 /// left out.
-pub(super) fn check_passthrough(source: &Checkpoint, shards: &Shards, report: &mut VerifyReport) {
+pub(super) fn check_passthrough(source: &Source<'_>, shards: &Shards, report: &mut VerifyReport) {
+    let names: HashSet<String> = shards.tensors().map(|stored| canonical(&stored.name)).collect();
     let is_quantized = |name: &str| {
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
-        shards.get(&format!("{module}.trellis")).is_some()
+        names.contains(&canonical(&format!("{module}.trellis")))
     };
     for stored in shards.tensors().filter(|t| !is_quantized(&t.name)) {
         let Some(tensor) = source.get(&stored.name) else {
@@ -128,7 +151,7 @@ pub(super) fn check_passthrough(source: &Checkpoint, shards: &Shards, report: &m
         let expected = described(tensor.dtype(), tensor.shape());
         let found = described(stored.dtype, &stored.shape);
         if report.check("pass_through", &stored.name, expected == found, &expected, &found) {
-            let difference = first_difference(tensor, shards);
+            let difference = first_difference(tensor, &stored.name, shards);
             let Some(difference) = report.try_to("pass_through", &stored.name, "readable bytes", difference)
             else {
                 continue;
@@ -140,8 +163,9 @@ pub(super) fn check_passthrough(source: &Checkpoint, shards: &Shards, report: &m
     if !shards.all_readable {
         return;
     }
-    for name in source.keys() {
-        let is_stored = shards.get(name).is_some() || is_quantized(name) || may_be_left_out(name, source);
+    for name in source.checkpoint.keys() {
+        let is_stored = names.contains(&canonical(name)) || is_quantized(name);
+        let is_stored = is_stored || may_be_left_out(name, source.checkpoint);
         report.check("tensor_set", name, is_stored, "in the bundle, as in the source", "missing");
     }
 }
@@ -159,9 +183,9 @@ fn is_tied(source: &Checkpoint) -> bool {
     tie(Some(config)).or(tie(config.get("text_config"))) == Some(true)
 }
 
-/// Where the stored tensor's bytes leave the source's.
-fn first_difference(tensor: TensorRef<'_>, shards: &Shards) -> Result<Option<u64>, BundleError> {
-    let Some((shard, stored)) = shards.get(tensor.key()) else { return Ok(None) };
+/// Where the bytes of the stored tensor `name` leave the source's.
+fn first_difference(tensor: TensorRef<'_>, name: &str, shards: &Shards) -> Result<Option<u64>, BundleError> {
+    let Some((shard, stored)) = shards.get(name) else { return Ok(None) };
     let (mut at, mut difference) = (0, None);
     shard.stream(stored, |chunk| {
         let expected = tensor.bytes().get(at..at + chunk.len()).unwrap_or_default();

@@ -40,6 +40,8 @@ pub(super) fn check_storage(
     }
     let is_inner = |tensor: &str| {
         let module = tensor.rsplit_once('.').map_or(tensor, |(module, _)| module);
+        // To the reference, a convolution is a part of the module around it.
+        let module = module.strip_suffix(".conv1d").unwrap_or(module);
         manifest.modules.iter().any(|(key, _)| key.strip_prefix(module).is_some_and(|k| k.starts_with('.')))
     };
     for stored in shards.tensors() {

@@ -52,7 +52,12 @@ pub struct Golden {
 impl Golden {
     pub fn open(name: &str) -> Self {
         let path = fixture(name);
-        Self { bytes: std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())) }
+        let mut bytes = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        if name.ends_with(".xz") {
+            let packed = std::mem::take(&mut bytes);
+            lzma_rs::xz_decompress(&mut packed.as_slice(), &mut bytes).unwrap();
+        }
+        Self { bytes }
     }
 
     fn tensors(&self) -> SafeTensors<'_> {
