@@ -20,6 +20,7 @@
 
 pub mod bundle;
 pub mod capture;
+pub mod compare;
 pub mod corpus;
 pub mod encode;
 pub mod eval;

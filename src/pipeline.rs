@@ -14,11 +14,11 @@ use crate::bundle::{
 };
 use crate::capture::{self, CaptureError, LayerCapture, States};
 use crate::corpus::Corpus;
-use crate::encode::TileEncoder;
+use crate::encode::{EncodeError, TileEncoder};
 use crate::format::QuantizedLinear;
 use crate::linalg::Matrix;
 use crate::model::{LinearSpec, Model, ModelError, SourceWeights, WeightSource, canonical, computing};
-use crate::plan::{GroupPlan, Plan, UnitKind, UnitPlan};
+use crate::plan::{GroupPlan, Plan, PlanError, UnitKind, UnitPlan};
 use crate::progress::{Event, Observer, TensorDone};
 use crate::quantize::{self, Calibration, LinearInput, QuantizeError, Quantized, Settings};
 use crate::source::{Checkpoint, SourceError};
@@ -40,6 +40,10 @@ pub enum PipelineError {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
+    Encode(#[from] EncodeError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
     Source(#[from] SourceError),
     #[error(transparent)]
     Quantize(#[from] QuantizeError),
@@ -52,6 +56,8 @@ impl PipelineError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Bundle(error) | Self::Capture(CaptureError::Bundle(error)) => error.hint(),
+            Self::Encode(EncodeError::OpenCl(error))
+            | Self::Quantize(QuantizeError::Encode(EncodeError::OpenCl(error))) => error.hint(),
             _ => None,
         }
     }
@@ -115,6 +121,9 @@ pub fn convert(job: &Job<'_>, observer: &dyn Observer) -> Result<Outcome, Pipeli
         Opened::AlreadyDone(dir) => return Ok(Outcome::AlreadyDone(dir)),
         Opened::Fresh(writer) | Opened::Resumed(writer) => writer,
     };
+    for trellis in job.plan.trellises()? {
+        job.encoder.prepare(&trellis)?;
+    }
     let encoder = Timed::new(job.encoder);
     let run = Run { job, encoder: &encoder, observer };
     let resumed_units = writer.committed();

@@ -13,6 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["corpus", "model", "bundle"],
     &["plan", "capture"],
     &["pipeline", "verify", "eval", "judge", "export"],
+    &["compare"],
 ];
 
 /// Belongs to the binary, so that the library cannot name it.

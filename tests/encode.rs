@@ -2,17 +2,24 @@
 
 mod support;
 
-use exl3_candle::encode::{Cpu, Scalar, SimdLevel, TileEncoder, TrellisSpec};
+use exl3_candle::encode::opencl::{OpenCl, Tuning};
+use exl3_candle::encode::{Cpu, Scalar, SimdLevel, TileEncoder, TrellisSpec, op};
 use exl3_candle::format::{Bits, Codebook, pack, unpack};
 use proptest::prelude::*;
 use support::Golden;
+use support::opencl::{Devices, opencl_devices, policy};
 
-/// Every encoder that this processor can run.
-fn encoders() -> Vec<Box<dyn TileEncoder>> {
+/// Every encoder that this machine can run, with the OpenCL devices that some of them are on.
+fn encoders() -> (Vec<Box<dyn TileEncoder>>, Devices) {
     let simd = SimdLevel::ALL.into_iter().filter_map(|level| Cpu::with_level(level).ok());
     let mut all: Vec<Box<dyn TileEncoder>> = vec![Box::new(Scalar)];
     all.extend(simd.map(|encoder| Box::new(encoder) as Box<dyn TileEncoder>));
-    all
+    let opencl = opencl_devices();
+    all.extend(opencl.iter().map(|device| {
+        let encoder = OpenCl::open(device, policy(None), Tuning::Untuned).unwrap();
+        Box::new(encoder) as Box<dyn TileEncoder>
+    }));
+    (all, opencl)
 }
 
 struct Case {
@@ -50,10 +57,11 @@ fn codebooks_match_the_reference() {
 #[test]
 fn every_encoder_reproduces_every_golden_vector() {
     let golden = Golden::open("golden/encode.safetensors.xz");
+    let (encoders, _devices) = encoders();
     for case in golden_cases(&golden) {
         let tiles = golden.f32(&format!("{}.tiles", case.name));
         let expected = golden.u16(&format!("{}.states", case.name));
-        for encoder in encoders() {
+        for encoder in &encoders {
             let mut states = vec![0u16; tiles.len()];
             encoder.encode(&case.spec, &tiles, &mut states).unwrap();
             let wrong = (0..tiles.len() / case.spec.len())
@@ -86,10 +94,26 @@ fn a_value_that_is_not_a_number_is_refused() {
     let spec = TrellisSpec::new(Codebook::Mul1, Bits::whole(2).unwrap(), 256).unwrap();
     let mut tiles = vec![0.5f32; 512];
     tiles[256 + 7] = f32::NAN;
-    for encoder in encoders() {
+    let (encoders, _devices) = encoders();
+    for encoder in encoders {
         let error = encoder.encode(&spec, &tiles, &mut [0; 512]).unwrap_err();
         assert_eq!(error.to_string(), "tile 1 holds a value that is not a number at position 7");
     }
+}
+
+#[test]
+fn the_operation_of_the_graph_gives_the_encoder_s_states_and_its_error() {
+    let spec = TrellisSpec::new(Codebook::Mul1, Bits::whole(3).unwrap(), 256).unwrap();
+    let golden = Golden::open("golden/encode.safetensors.xz");
+    let tiles = golden.f32("mul1.k3.tiles");
+    let encoder = Cpu::detect();
+    assert_eq!(op::encode(&encoder, &spec, tiles.clone()).unwrap(), golden.u16("mul1.k3.states"));
+    let error = op::encode(&encoder, &spec, vec![f32::NAN; 256]).unwrap_err();
+    assert_eq!(error.to_string(), "tile 0 holds a value that is not a number at position 0");
+    // Tiles that do not lie one behind the other are refused, not misread.
+    let tensor = candle_core::Tensor::from_vec(tiles, (20, 256), &candle_core::Device::Cpu).unwrap();
+    let operation = op::EncodeTiles::new(&encoder, spec);
+    assert!(tensor.t().unwrap().apply_op1_no_bwd(&operation).is_err());
 }
 
 #[test]
@@ -123,7 +147,8 @@ proptest! {
             .collect();
         let mut expected = vec![0u16; 160];
         Scalar.encode(&spec, &tile, &mut expected).unwrap();
-        for encoder in encoders() {
+        let (encoders, _devices) = encoders();
+        for encoder in encoders {
             let mut states = vec![0u16; 160];
             encoder.encode(&spec, &tile, &mut states).unwrap();
             prop_assert_eq!(&states, &expected, "{} at {} bits", encoder.name(), bits);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use candle_core::{D, Tensor};
 use exl3_candle::corpus::{self, Shape};
-use exl3_candle::eval;
+use exl3_candle::eval::{self, Protocol, Subject, Windows};
 use exl3_candle::model::{Model, ModelError, NoTap, SourceWeights, Tap, WeightSource};
 use exl3_candle::plan::{self, Plan, Recipe, UnitKind};
 use exl3_candle::quantize::OutScales;
@@ -30,7 +30,9 @@ fn persuasion(rows: usize, cols: usize) -> Vec<Vec<u32>> {
 fn perplexity_is_that_of_transformers_in_any_order_of_rows() {
     let checkpoint = source::open(&support::tiny_qwen3_5()).unwrap();
     let model = Model::of(&checkpoint).unwrap();
-    let of = |rows: &[Vec<u32>]| eval::perplexity(&model, &SourceWeights(&checkpoint), rows).unwrap();
+    let subject = Subject { model: &model, weights: &SourceWeights(&checkpoint) };
+    let windows = |rows: &[Vec<u32>]| Windows::new(Protocol::Rows, rows.to_vec(), None);
+    let of = |rows: &[Vec<u32>]| eval::perplexity(subject, &windows(rows)).unwrap();
     let mut rows = persuasion(8, 512);
     let found = of(&rows).perplexity;
     assert!((found / 65.62688811591818 - 1.0).abs() < 1e-3, "perplexity {found}");

@@ -9,7 +9,6 @@ use anyhow::{Context, bail};
 use clap::Args;
 use exl3_candle::bundle::{self, Overwrite, default_work_dir};
 use exl3_candle::corpus::{self, Corpus, Shape};
-use exl3_candle::encode::Cpu;
 use exl3_candle::format::{Bits, Codebook};
 use exl3_candle::model::Model;
 use exl3_candle::pipeline::{self, Job, Outcome};
@@ -19,6 +18,7 @@ use exl3_candle::source::{self, Checkpoint};
 use exl3_candle::verify;
 use sha2::{Digest, Sha256};
 
+use super::backend::BackendArgs;
 use super::{Status, Ui, values};
 use output::Report;
 use progress::Progress;
@@ -71,11 +71,13 @@ pub struct ConvertArgs {
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
     /// Largest shard, such as 4GiB or 500MB
-    #[arg(long, default_value = "8GiB", value_parser = parse_bytes)]
+    #[arg(long, default_value = "8GiB", value_parser = values::bytes)]
     shard_size: u64,
     /// Replace a bundle in the output folder, and discard work by other settings
     #[arg(long)]
     overwrite: bool,
+    #[command(flatten)]
+    backend: BackendArgs,
     /// Skip the check of the finished bundle against its source
     #[arg(long)]
     no_verify: bool,
@@ -91,25 +93,6 @@ fn parse_bits_or_none(text: &str) -> Result<BitsOrNone, String> {
     text.parse()
         .map(|bits| BitsOrNone(Some(bits)))
         .map_err(|e: exl3_candle::format::FormatError| e.to_string())
-}
-
-/// A size such as `500MB`, `4GiB` or `1000000`.
-fn parse_bytes(text: &str) -> Result<u64, String> {
-    const UNITS: [(&str, u64); 7] = [
-        ("GiB", 1 << 30),
-        ("MiB", 1 << 20),
-        ("KiB", 1 << 10),
-        ("GB", 1_000_000_000),
-        ("MB", 1_000_000),
-        ("KB", 1_000),
-        ("B", 1),
-    ];
-    let (number, unit) = UNITS
-        .iter()
-        .find_map(|(name, unit)| text.strip_suffix(name).map(|number| (number, *unit)))
-        .unwrap_or((text, 1));
-    let bytes = number.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(unit)).filter(|&n| n > 0);
-    bytes.ok_or_else(|| format!("\"{text}\" is no size; expected something like 500MB or 4GiB"))
 }
 
 pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
@@ -130,14 +113,14 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
     let plan = plan::build(&model, &checkpoint, recipe)?;
     let corpus = calibration(args, &model)?;
     ui.note(&format!("calibration: {}", corpus.description()));
+    let encoder = args.backend.encoder(&plan.trellises()?, ui)?;
     let source_sha256 = checkpoint.check_finite_and_hash()?;
-    let encoder = Cpu::detect();
     let job = Job {
         checkpoint: &checkpoint,
         model: &model,
         plan: &plan,
         corpus: &corpus,
-        encoder: &encoder,
+        encoder: encoder.as_ref(),
         base: base_name(&args.source)?,
         source_sha256,
         tokenizer_sha256: tokenizer_sha256(&args.source)?,
@@ -147,7 +130,7 @@ pub fn run(args: &ConvertArgs, ui: &Ui) -> anyhow::Result<Status> {
         shard_bytes: args.shard_size,
     };
     resumable_on_interrupt(ui)?;
-    let progress = Progress::new(ui, &encoder);
+    let progress = Progress::new(ui, encoder.as_ref());
     let outcome = pipeline::convert(&job, &progress)?;
     progress.end();
     let mut report = match outcome {

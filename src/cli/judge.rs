@@ -8,7 +8,7 @@ use exl3_candle::corpus::{self, Tokenizer};
 use exl3_candle::judge::{self, Agreement, DecisionHead, JudgeError, Kind};
 use serde::Serialize;
 
-use super::eval::Opened;
+use super::measured::Opened;
 use super::{Status, Ui, values};
 
 /// Answer questions about a text with the decision head of a dual-head model

@@ -1,11 +1,15 @@
 //! The command line: the only code that reads arguments and the environment, prints, draws bars
 //! and picks exit codes. One command per file.
 
+mod backend;
 mod bench;
+mod compare;
 mod convert;
+mod devices;
 mod eval;
 mod export;
 mod judge;
+mod measured;
 mod threads;
 mod ui;
 mod values;
@@ -59,11 +63,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Convert(convert::ConvertArgs),
+    Devices(devices::DevicesArgs),
     /// Measure speed on this machine
     #[command(subcommand)]
     Bench(bench::Bench),
     #[command(subcommand)]
     Eval(eval::Command),
+    Compare(compare::CompareArgs),
     Export(export::ExportArgs),
     Judge(judge::JudgeArgs),
     Verify(verify::VerifyArgs),
@@ -86,8 +92,10 @@ fn run(cli: Cli, ui: &Ui) -> anyhow::Result<Status> {
     threads::set(cli.threads)?;
     match cli.command {
         Command::Convert(args) => convert::run(&args, ui),
+        Command::Devices(args) => devices::run(&args, ui),
         Command::Bench(bench) => bench::run(&bench, ui),
         Command::Eval(command) => eval::run(command, ui),
+        Command::Compare(args) => compare::run(&args, ui),
         Command::Export(args) => export::run(&args, ui),
         Command::Judge(args) => judge::run(&args, ui),
         Command::Verify(args) => verify::run(&args, ui),

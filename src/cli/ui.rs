@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 use exl3_candle::bundle::BundleError;
+use exl3_candle::encode::opencl::OpenClError;
 use exl3_candle::pipeline::PipelineError;
 use serde::Serialize;
 
@@ -44,9 +45,11 @@ impl Ui {
             text.push_str(&format!("\n  caused by: {cause}"));
         }
         // An error that wraps another transparently hides it from the chain.
-        let hint = error.chain().find_map(|cause| match cause.downcast_ref::<PipelineError>() {
-            Some(error) => error.hint(),
-            None => cause.downcast_ref::<BundleError>().and_then(BundleError::hint),
+        let hint = error.chain().find_map(|cause| {
+            let pipeline = cause.downcast_ref::<PipelineError>().and_then(PipelineError::hint);
+            let bundle = || cause.downcast_ref::<BundleError>().and_then(BundleError::hint);
+            let opencl = || cause.downcast_ref::<OpenClError>().and_then(OpenClError::hint);
+            pipeline.or_else(bundle).or_else(opencl)
         });
         if let Some(hint) = hint {
             text.push_str(&format!("\nhint: {hint}"));

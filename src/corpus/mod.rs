@@ -177,36 +177,53 @@ pub fn from_file(
     shape: Shape,
     vocab: usize,
 ) -> Result<Corpus, CorpusError> {
+    from_file_within(tokenizer, file, shape.rows, shape, vocab)
+}
+
+/// As [`from_file`], with fewer than `shape.rows` rows where the file has only so many, but at least
+/// `least`.
+pub fn from_file_within(
+    tokenizer: &Tokenizer,
+    file: &Path,
+    least: usize,
+    shape: Shape,
+    vocab: usize,
+) -> Result<Corpus, CorpusError> {
     let need = shape.tokens().ok_or(CorpusError::Shape { shape })?;
     let extension = file.extension().map(|e| e.to_ascii_lowercase().to_string_lossy().into_owned());
     let (rows, bos, kind) = match extension.as_deref() {
-        Some("safetensors") => (pretokenized::safetensors(file, shape)?, Bos::AsGiven, "pre-tokenized rows"),
+        Some("safetensors") => {
+            (pretokenized::safetensors(file, shape, least)?, Bos::AsGiven, "pre-tokenized rows")
+        }
         Some("json") if !text::is_json_lines(file)? => {
-            (pretokenized::json(file, shape)?, Bos::AsGiven, "pre-tokenized rows")
+            (pretokenized::json(file, shape, least)?, Bos::AsGiven, "pre-tokenized rows")
         }
         Some("jsonl" | "ndjson" | "json") => {
             let ids = text::json_lines(tokenizer, file, need)?;
             let bos = tokenizer.bos_id().map_or(Bos::Absent, |id| Bos::PerDocument { id });
-            (cut(file, &ids, shape, need)?, bos, "JSON lines")
+            (cut(file, &ids, shape, least)?, bos, "JSON lines")
         }
         _ => {
             let ids = text::plain(tokenizer, file, need)?;
             let bos = tokenizer.bos_id().map_or(Bos::Absent, |id| Bos::Once { id });
-            (cut(file, &ids, shape, need)?, bos, "text")
+            (cut(file, &ids, shape, least)?, bos, "text")
         }
     };
     check_vocabulary(file, &rows, vocab)?;
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+    let shape = Shape { rows: rows.len(), ..shape };
     let description = format!("{name} ({kind}), the first {shape} tokens, BOS: {bos}");
     Ok(Corpus::new(rows, shape, description, bos))
 }
 
-/// The first `need` of `ids` as rows.
-fn cut(file: &Path, ids: &[u32], shape: Shape, need: usize) -> Result<Vec<Vec<u32>>, CorpusError> {
+/// `ids` as rows, `least` of them at least.
+fn cut(file: &Path, ids: &[u32], shape: Shape, least: usize) -> Result<Vec<Vec<u32>>, CorpusError> {
+    let need = least * shape.cols;
     if ids.len() < need {
+        let shape = Shape { rows: least, ..shape };
         return Err(CorpusError::TooShort { path: file.into(), shape, need, have: ids.len() });
     }
-    Ok(ids[..need].chunks_exact(shape.cols).map(<[u32]>::to_vec).collect())
+    Ok(ids.chunks_exact(shape.cols).take(shape.rows).map(<[u32]>::to_vec).collect())
 }
 
 fn check_vocabulary(file: &Path, rows: &[Vec<u32>], vocab: usize) -> Result<(), CorpusError> {

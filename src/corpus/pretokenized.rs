@@ -10,7 +10,7 @@ use super::{CorpusError, Shape};
 type Rows = Vec<Vec<u32>>;
 
 /// The rows of `{"format": .., "rows": [[ids], ..], ..}`; other keys are metadata.
-pub(super) fn json(file: &Path, shape: Shape) -> Result<Rows, CorpusError> {
+pub(super) fn json(file: &Path, shape: Shape, least: usize) -> Result<Rows, CorpusError> {
     #[derive(Deserialize)]
     struct Document {
         rows: Vec<Vec<u32>>,
@@ -18,11 +18,11 @@ pub(super) fn json(file: &Path, shape: Shape) -> Result<Rows, CorpusError> {
     let bytes = read(file)?;
     let document: Document =
         serde_json::from_slice(&bytes).map_err(|source| CorpusError::Rows { path: file.into(), source })?;
-    crop(file, document.rows.into_iter(), shape)
+    crop(file, document.rows.into_iter(), shape, least)
 }
 
 /// The rows of the tensor `input_ids` `[rows, cols]`, I64 or I32.
-pub(super) fn safetensors(file: &Path, shape: Shape) -> Result<Rows, CorpusError> {
+pub(super) fn safetensors(file: &Path, shape: Shape, least: usize) -> Result<Rows, CorpusError> {
     let bytes = read(file)?;
     let broken = |source| CorpusError::Safetensors { path: file.into(), source };
     let tensor = SafeTensors::deserialize(&bytes).map_err(broken)?.tensor("input_ids").map_err(broken)?;
@@ -45,7 +45,7 @@ pub(super) fn safetensors(file: &Path, shape: Shape) -> Result<Rows, CorpusError
         0 => vec![Vec::new(); tensor.shape()[0].min(1)],
         _ => ids.chunks_exact(cols).map(<[u32]>::to_vec).collect(),
     };
-    crop(file, rows.into_iter(), shape)
+    crop(file, rows.into_iter(), shape, least)
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, CorpusError> {
@@ -56,15 +56,16 @@ fn numbers<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> i64) -> Vec<
     data.as_chunks::<N>().0.iter().map(|&bytes| number(bytes)).collect()
 }
 
-/// The first `shape.rows` rows, cropped to `shape.cols`.
+/// The first `shape.rows` rows, or all where there are fewer but `least`, cropped to `shape.cols`.
 fn crop(
     file: &Path,
     rows: impl ExactSizeIterator<Item = Vec<u32>>,
     shape: Shape,
+    least: usize,
 ) -> Result<Rows, CorpusError> {
     let path = file.to_path_buf();
-    if rows.len() < shape.rows {
-        return Err(CorpusError::TooFewRows { path, shape, need: shape.rows, have: rows.len() });
+    if rows.len() < least {
+        return Err(CorpusError::TooFewRows { path, shape, need: least, have: rows.len() });
     }
     rows.take(shape.rows)
         .enumerate()

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use tokenizers::DecoderWrapper;
 
 use super::CorpusError;
 
@@ -16,6 +17,8 @@ pub struct Tokenizer {
     bos: Option<u32>,
     /// Put there by the post-processor although the configuration says no.
     unwanted: Option<u32>,
+    /// Whether a character of a piece stands for a byte.
+    byte_level: bool,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -44,7 +47,8 @@ pub fn load_tokenizer(model_dir: &Path) -> Result<Tokenizer, CorpusError> {
         Some(false) => (None, added),
         None => (added, None),
     };
-    Ok(Tokenizer { inner, path, bos, unwanted })
+    let byte_level = inner.get_decoder().is_some_and(is_byte_level);
+    Ok(Tokenizer { inner, path, bos, unwanted, byte_level })
 }
 
 impl Tokenizer {
@@ -88,6 +92,21 @@ impl Tokenizer {
             .map_err(|source| CorpusError::Encode { path: self.path.clone(), source })
     }
 
+    /// Bytes of text that a token stands for: none for a special token, one for each character of a
+    /// byte-level piece and for a byte token such as `<0x0A>`, else its text in UTF-8 with `▁` as a
+    /// space. A space that a tokenizer puts in front of a text counts.
+    pub fn text_bytes(&self, id: u32) -> usize {
+        let Some(token) = self.inner.id_to_token(id) else { return 0 };
+        if let Some(added) = self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id) {
+            return if added.special { 0 } else { added.content.len() };
+        }
+        if self.byte_level {
+            return token.chars().count();
+        }
+        let is_byte = token.len() == "<0x00>".len() && token.starts_with("<0x") && token.ends_with('>');
+        if is_byte { 1 } else { token.replace('▁', " ").len() }
+    }
+
     /// The ids below `vocab` that stand for plain pieces of text, neither special nor added, in
     /// ascending order. Ids need not be without gaps.
     pub(super) fn text_ids(&self, vocab: usize) -> Vec<u32> {
@@ -116,6 +135,14 @@ struct SpecialTokens {
 enum Token {
     Plain(String),
     Flagged { content: String },
+}
+
+fn is_byte_level(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::ByteLevel(_) => true,
+        DecoderWrapper::Sequence(parts) => parts.get_decoders().iter().any(is_byte_level),
+        _ => false,
+    }
 }
 
 /// What the post-processor puts in front of a text.

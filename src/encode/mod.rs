@@ -26,14 +26,20 @@
 
 mod cpu;
 mod half_math;
+pub mod op;
+pub mod opencl;
 mod scalar;
+mod shared;
+mod trace;
 
 use thiserror::Error;
 
 use crate::format::{Bits, Codebook, FormatError};
 
 pub use cpu::{Cpu, SimdLevel};
+pub use opencl::OpenCl;
 pub use scalar::Scalar;
+pub use shared::Shared;
 
 /// Ring lengths that exist: a 16x16 tile, and a row of n-gram embeddings.
 pub const RING_LENGTHS: [usize; 2] = [256, 160];
@@ -49,10 +55,14 @@ pub enum EncodeError {
     NotANumber { tile: usize, position: usize },
     #[error("SIMD level {name} is not available on this processor")]
     Unavailable { name: &'static str },
+    #[error(transparent)]
+    OpenCl(#[from] opencl::OpenClError),
+    #[error("the operation in the graph failed")]
+    Graph(#[source] candle_core::Error),
 }
 
 /// Which trellis a batch of tiles is encoded with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TrellisSpec {
     codebook: Codebook,
     bits: Bits,
@@ -97,15 +107,28 @@ impl TrellisSpec {
 /// Encodes tiles into trellis states.
 pub trait TileEncoder: Send + Sync {
     /// Name for people and for reports, such as `avx2`.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// Encodes `tiles`, f32 `[count, len]` in the encoder's position order, into `states`, u16
     /// `[count, len]`. Weights are rounded to half first. The result does not depend on the
     /// number of threads.
     ///
     /// # Errors
-    /// A NaN in a tile.
+    /// A NaN in a tile; a device that fails.
     fn encode(&self, spec: &TrellisSpec, tiles: &[f32], states: &mut [u16]) -> Result<(), EncodeError>;
+
+    /// Makes ready for a trellis, so that trouble shows before any work.
+    ///
+    /// # Errors
+    /// A device that fails, or whose states are not the CPU encoder's.
+    fn prepare(&self, _spec: &TrellisSpec) -> Result<(), EncodeError> {
+        Ok(())
+    }
+
+    /// Tiles per second of the latest work, where the encoder measures itself.
+    fn speed(&self, _spec: &TrellisSpec) -> Option<f64> {
+        None
+    }
 }
 
 fn check_tiles(spec: &TrellisSpec, tiles: &[f32], states: &[u16]) -> Result<(), EncodeError> {

@@ -9,7 +9,7 @@ use super::{EncodeError, TileEncoder, TrellisSpec, check_tiles, final_node_rank,
 pub struct Scalar;
 
 impl TileEncoder for Scalar {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         "scalar"
     }
 

@@ -12,6 +12,7 @@ mod config;
 mod llama;
 mod names;
 mod nn;
+mod precision;
 mod qwen3_5;
 mod weights;
 
@@ -28,8 +29,9 @@ pub use architecture::Layer;
 pub use bundle_weights::BundleWeights;
 pub use check::TensorProblem;
 pub use names::{canonical, renamed};
+pub use precision::Precision;
 pub use qwen3_5::Mtp;
-pub use weights::{SourceWeights, WeightSource, open_weights};
+pub use weights::{Bf16Weights, SourceWeights, WeightSource, open_weights};
 
 use architecture::{Architecture, Dims};
 use names::Names;
@@ -298,7 +300,8 @@ impl Model {
         let head = self.head();
         let is_quantized = w.has_linear(&head.key) && !w.has(&format!("{}.weight", head.key));
         let head = if self.tied_head() && !is_quantized {
-            Linear::new(w.tensor(self.embedding_key())?, None)
+            let tied = Linear::new(w.tensor(self.embedding_key())?, None);
+            tied.in_precision(w.precision()).map_err(computing(&head.key))?
         } else {
             Linear::load(w, &head)?
         };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{D, Device, Result, Tensor};
 
 use super::config::{Rope, RopeScaling};
-use super::{Group, LinearSpec, ModelError, Tap, WeightSource, computing};
+use super::{Group, LinearSpec, ModelError, Precision, Tap, WeightSource, computing};
 
 /// `y = x W + b`, with the weight as candle holds it.
 #[derive(Debug)]
@@ -14,11 +14,19 @@ pub(super) struct Linear {
     weight: Tensor,
     /// `[n]`
     bias: Option<Tensor>,
+    precision: Precision,
 }
 
 impl Linear {
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
-        Self { weight, bias }
+        Self { weight, bias, precision: Precision::F32 }
+    }
+
+    /// The same linear, computing in `precision`.
+    pub fn in_precision(mut self, precision: Precision) -> Result<Self> {
+        self.weight = precision.round(&self.weight)?;
+        self.precision = precision;
+        Ok(self)
     }
 
     pub fn load(w: &dyn WeightSource, spec: &LinearSpec) -> std::result::Result<Self, ModelError> {
@@ -29,16 +37,17 @@ impl Linear {
         if let Some(bias) = &bias {
             expect_shape(&key, bias, &[spec.n])?;
         }
-        Ok(Self::new(weight, bias))
+        Self::new(weight, bias).in_precision(w.precision()).map_err(computing(&spec.key))
     }
 
     /// `[t, k]` to `[t, n]`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = x.matmul(&self.weight.t()?)?;
-        match &self.bias {
-            Some(bias) => y.broadcast_add(bias),
-            None => Ok(y),
-        }
+        let y = self.precision.round(x)?.matmul(&self.weight.t()?)?;
+        let y = match &self.bias {
+            Some(bias) => y.broadcast_add(bias)?,
+            None => y,
+        };
+        self.precision.round(&y)
     }
 }
 

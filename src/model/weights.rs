@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 
-use super::{BundleWeights, Model, ModelError, computing};
+use super::{BundleWeights, Model, ModelError, Precision, computing};
 use crate::source::Checkpoint;
 
 /// Weights by name, f32 on the CPU.
@@ -23,6 +23,40 @@ pub trait WeightSource {
     fn rows(&self, key: &str, ids: &[u32]) -> Result<Tensor, ModelError> {
         let ids = Tensor::new(ids, &Device::Cpu).map_err(computing(key))?;
         self.tensor(key)?.index_select(&ids, 0).map_err(computing(key))
+    }
+
+    /// The precision of the linears that are loaded from here.
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+}
+
+/// The same weights, for linears that compute in bf16.
+pub struct Bf16Weights<'a>(pub &'a dyn WeightSource);
+
+impl WeightSource for Bf16Weights<'_> {
+    fn tensor(&self, key: &str) -> Result<Tensor, ModelError> {
+        self.0.tensor(key)
+    }
+
+    fn linear(&self, module: &str) -> Result<Tensor, ModelError> {
+        self.0.linear(module)
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.0.has(key)
+    }
+
+    fn has_linear(&self, module: &str) -> bool {
+        self.0.has_linear(module)
+    }
+
+    fn rows(&self, key: &str, ids: &[u32]) -> Result<Tensor, ModelError> {
+        self.0.rows(key, ids)
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Bf16
     }
 }
 

@@ -23,7 +23,7 @@ impl<'a> Timed<'a> {
 }
 
 impl TileEncoder for Timed<'_> {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         self.inner.name()
     }
 

@@ -1,6 +1,6 @@
 //! What a conversion will do, from a recipe and the checkpoint's headers alone.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -92,6 +92,19 @@ pub struct Plan {
     pub mtp_layers: Option<usize>,
     /// What a user should know of the source.
     pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// The trellises that the plan's linears are encoded with, each once.
+    ///
+    /// # Errors
+    /// A rate that the codebook does not have.
+    pub fn trellises(&self) -> Result<Vec<TrellisSpec>, PlanError> {
+        let groups = self.units.iter().flat_map(|unit| &unit.groups);
+        let rates: BTreeSet<Bits> = groups.map(|group| group.bits).collect();
+        let trellis = |bits| Ok(TrellisSpec::new(self.recipe.codebook, bits, TILE_LEN)?);
+        rates.into_iter().map(trellis).collect()
+    }
 }
 
 /// Plans the conversion of `checkpoint`, a plain checkpoint of `model`.

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::QuantizeError;
 use super::decode::{put_tile, take_tile};
-use crate::encode::{TileEncoder, TrellisSpec};
+use crate::encode::{TileEncoder, TrellisSpec, op};
 use crate::format::{TILE_DIM, TILE_LEN};
 use crate::linalg::{Matrix, add_product};
 
@@ -86,7 +86,7 @@ fn encode_strip(
 ) -> Result<(), QuantizeError> {
     let mut tiles = vec![0.0f32; target.len()];
     tiles.par_chunks_exact_mut(TILE_LEN).enumerate().for_each(|(tn, tile)| take_tile(target, n, tn, tile));
-    encoder.encode(spec, &tiles, states)?;
+    states.copy_from_slice(&op::encode(encoder, spec, tiles)?);
     for (tn, states) in states.chunks_exact(TILE_LEN).enumerate() {
         put_tile(strip, n, tn, |p| spec.codebook().value(states[p]).to_f32());
     }

@@ -4,7 +4,7 @@
 
 use super::QuantizeError;
 use super::decode::take_tile;
-use crate::encode::{TileEncoder, TrellisSpec};
+use crate::encode::{TileEncoder, TrellisSpec, op};
 use crate::format::{Bits, TILE_DIM, TILE_LEN};
 use crate::linalg::Matrix;
 
@@ -87,8 +87,7 @@ fn losses(
     encoder: &dyn TileEncoder,
 ) -> Result<Vec<f64>, QuantizeError> {
     let scaled: Vec<f32> = scales.iter().flat_map(|&g| tiles.iter().map(move |t| t * g as f32)).collect();
-    let mut states = vec![0u16; scaled.len()];
-    encoder.encode(spec, &scaled, &mut states)?;
+    let states = op::encode(encoder, spec, scaled)?;
     let loss = |(states, &g): (&[u16], &f64)| {
         let error = |(&state, &t): (&u16, &f32)| {
             let value = spec.codebook().value(state).to_f32() / g as f32;

@@ -3,6 +3,7 @@
 
 pub mod checkpoint;
 pub mod hybrid;
+pub mod opencl;
 pub mod program;
 
 use std::fs::{self, File};

@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(500);
 
 pub struct Progress<'a> {
     ui: &'a Ui,
-    encoder: &'static str,
+    encoder: String,
     /// Counts weights, since units differ in size.
     bar: ProgressBar,
     units: Cell<usize>,
@@ -70,7 +70,7 @@ impl<'a> Progress<'a> {
         if ui.is_live() {
             bar.enable_steady_tick(TICK);
         }
-        Self { ui, encoder: encoder.name(), bar, units: Cell::new(0), estimate }
+        Self { ui, encoder: encoder.name().to_owned(), bar, units: Cell::new(0), estimate }
     }
 
     pub fn end(&self) {

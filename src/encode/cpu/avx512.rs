@@ -3,9 +3,10 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{self, Scratch, Values};
+use super::kernel::{self, Scratch};
 use super::lanes::Lanes;
 use crate::encode::TrellisSpec;
+use crate::encode::trace::Values;
 
 /// Proof that this processor has AVX-512F: [`Avx512::detect`] is the only way to get one.
 #[derive(Clone, Copy)]

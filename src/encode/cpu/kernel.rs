@@ -10,17 +10,14 @@
 //! The path visits one node per step, so the forward pass stores costs and no branches; the
 //! traceback recomputes the few candidates of the node it stands on and takes the first cheapest.
 
-use super::super::{TrellisSpec, final_node_rank, half_math};
+use super::super::trace::{Pass, Search, Values};
+use super::super::{TrellisSpec, half_math};
 use super::lanes::Lanes;
-
-/// Values of all states.
-pub type Values = [f32; 65536];
 
 /// Vectors that are worked on at a time, so that their latencies overlap.
 const UNROLL: usize = 8;
 /// [`Lanes::load_repeated`] reads whole vectors: room behind the last node.
 const SLACK: usize = 16;
-const INFINITE: u16 = 0x7c00;
 
 /// Buffers of one thread, kept between tiles. About 16 MiB at 1 bit per weight.
 #[derive(Default)]
@@ -28,17 +25,6 @@ pub struct Scratch {
     cost: [Vec<f32>; 2],
     /// Half bits of the costs after every step that a traceback may read.
     history: Vec<u16>,
-}
-
-/// One search through the ring.
-#[derive(Clone, Copy)]
-struct Pass {
-    /// Ring position of the first step.
-    roll: usize,
-    /// The node that the first step must leave.
-    start: Option<usize>,
-    /// The first step whose costs are kept.
-    keep_from: usize,
 }
 
 /// Encodes one tile, see [`crate::encode`] for the algorithm.
@@ -59,20 +45,15 @@ pub fn encode_tile<L: Lanes>(
     let weights = &weights[..len];
 
     // Pass 1 starts half way round the ring and finds where it closes; pass 2 starts there.
-    let mut pass = Pass { roll: len / 2, start: None, keep_from: len / 2 - 1 };
+    let mut pass = Pass::free(len);
     loop {
         forward(lanes, spec, values, weights, pass, scratch);
         let search = Search { spec, values, weights, pass, history: &scratch.history };
         match pass.start {
-            None => pass = Pass { roll: 0, start: Some(search.closing_node()), keep_from: 0 },
+            None => pass = Pass::closed(search.closing_node()),
             Some(start) => return search.trace(start, states),
         }
     }
-}
-
-/// Nodes behind the window of ring position `r`.
-fn nodes_after(spec: &TrellisSpec, r: usize) -> usize {
-    1 << (16 - spec.step(r + 1))
 }
 
 #[inline(always)]
@@ -200,80 +181,4 @@ fn exact_costs<L: Lanes, const KIN: u32, const KOUT: u32>(
         best = lanes.min(best, lanes.square_add_to_odd(d, cost_in));
     }
     best
-}
-
-/// A finished forward pass, ready to be traced back.
-struct Search<'a> {
-    spec: &'a TrellisSpec,
-    values: &'a Values,
-    weights: &'a [f32],
-    pass: Pass,
-    history: &'a [u16],
-}
-
-impl Search<'_> {
-    /// Where the ring closes: the node that the best path of pass 1 has at ring position 0.
-    fn closing_node(&self) -> usize {
-        let len = self.spec.len();
-        (len / 2..len).rev().fold(best_final_node(self.costs_after(len - 1)), |node, i| {
-            self.state_into(i, node) >> self.spec.step(i + self.pass.roll)
-        })
-    }
-
-    /// The states of pass 2, from its last step back to its first.
-    fn trace(&self, start: usize, states: &mut [u16]) {
-        let mut node = start;
-        for i in (0..self.spec.len()).rev() {
-            let state = self.state_into(i, node);
-            states[i] = state as u16;
-            node = state >> self.spec.step(i);
-        }
-    }
-
-    /// Half bits of the costs after step `i`. Rows are as long as the widest step needs.
-    fn costs_after(&self, i: usize) -> &[u16] {
-        let stride = 1 << (16 - self.spec.step(0));
-        let at = (i - self.pass.keep_from) * stride;
-        &self.history[at..at + nodes_after(self.spec, i + self.pass.roll)]
-    }
-
-    /// The state of step `i` on the cheapest path into `node`: the first candidate whose exact cost
-    /// is the one that the forward pass found.
-    fn state_into(&self, i: usize, node: usize) -> usize {
-        let r = (i + self.pass.roll) % self.spec.len();
-        let (kin, kout) = (self.spec.step(r), self.spec.step(r + 1));
-        let target = half_math::from_cost_bits(self.costs_after(i)[node]);
-        // All candidates infinite: the first one stands.
-        if target == f32::INFINITY {
-            return node;
-        }
-        // The square before its rounding is off by at most 2^-10 of itself, and the cost is within
-        // 2^-11 of the target: farther candidates need no exact look.
-        let limit = target * (1.0 + 1.0 / 256.0) + 1e-6;
-        let previous = (i > 0).then(|| self.costs_after(i - 1));
-        let cost_in = |node_in: usize| match (previous, self.pass.start) {
-            (Some(row), _) => half_math::from_cost_bits(row[node_in]),
-            (None, Some(start)) if node_in != start => f32::INFINITY,
-            (None, _) => 0.0,
-        };
-        (0..1usize << kout)
-            .map(|q| q << (16 - kout) | node)
-            .find(|&state| {
-                let cost_in = cost_in(state >> kin);
-                let rough = self.values[state] - self.weights[r];
-                rough * rough * (1.0 - 1.0 / 256.0) + cost_in <= limit
-                    && half_math::square_add(half_math::sub(self.values[state], self.weights[r]), cost_in)
-                        == target
-            })
-            .expect("a cost of the forward pass comes from one of its candidates")
-    }
-}
-
-/// The cheapest final node in the encoder's tie order; node 0 if every cost is infinite.
-fn best_final_node(costs: &[u16]) -> usize {
-    let best = costs.iter().copied().min().unwrap_or(INFINITE);
-    if best == INFINITE {
-        return 0;
-    }
-    (0..costs.len()).filter(|&e| costs[e] == best).min_by_key(|&e| final_node_rank(e)).unwrap_or(0)
 }

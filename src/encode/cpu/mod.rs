@@ -12,8 +12,9 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
+use super::trace::values_of;
 use super::{EncodeError, TileEncoder, TrellisSpec, check_tiles};
-use kernel::{Scratch, Values};
+use kernel::Scratch;
 use portable::Portable;
 
 /// An instruction set of the CPU encoder.
@@ -77,6 +78,10 @@ impl Cpu {
         widest.unwrap_or(Self { level: SimdLevel::Portable, kernel: Kernel::Portable })
     }
 
+    pub fn level(&self) -> SimdLevel {
+        self.level
+    }
+
     /// The encoder with this instruction set.
     ///
     /// # Errors
@@ -88,7 +93,7 @@ impl Cpu {
 }
 
 impl TileEncoder for Cpu {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         self.level.name()
     }
 
@@ -108,17 +113,4 @@ impl TileEncoder for Cpu {
         );
         Ok(())
     }
-}
-
-/// The codebook's values in f32, made at its first use: a strip may be a few tiles only.
-fn values_of(spec: &TrellisSpec) -> &'static Values {
-    use std::sync::OnceLock;
-    static VALUES: [OnceLock<Box<Values>>; 3] = [const { OnceLock::new() }; 3];
-    VALUES[spec.codebook() as usize].get_or_init(|| {
-        let mut values: Box<Values> = vec![0.0; 65536].try_into().expect("65536 values");
-        for (f32_value, half) in values.iter_mut().zip(spec.codebook().values()) {
-            *f32_value = half.to_f32();
-        }
-        values
-    })
 }
