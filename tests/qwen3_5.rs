@@ -31,9 +31,8 @@ fn perplexity_is_that_of_transformers_in_any_order_of_rows() {
     let checkpoint = source::open(&support::tiny_qwen3_5()).unwrap();
     let model = Model::of(&checkpoint).unwrap();
     let subject = Subject { model: &model, weights: &SourceWeights(&checkpoint) };
-    let of = |rows: &[Vec<u32>]| {
-        eval::perplexity(subject, &Windows::new(Protocol::Rows, rows.to_vec(), None)).unwrap()
-    };
+    let windows = |rows: &[Vec<u32>]| Windows::new(Protocol::Rows, rows.to_vec(), None);
+    let of = |rows: &[Vec<u32>]| eval::perplexity(subject, &windows(rows)).unwrap();
     let mut rows = persuasion(8, 512);
     let found = of(&rows).perplexity;
     assert!((found / 65.62688811591818 - 1.0).abs() < 1e-3, "perplexity {found}");
