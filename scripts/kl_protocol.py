@@ -36,11 +36,8 @@ def run(binary, *args):
 
 
 def model_folder(name, work):
-    """The checkpoint folder NAME, or fixtures/NAME; a fixture with compressed shards is unpacked."""
-    folder = pathlib.Path(name)
-    if folder.is_dir():
-        return folder.resolve()
-    folder = FIXTURES / name
+    """fixtures/NAME or the folder NAME; a fixture with compressed shards is unpacked."""
+    folder = FIXTURES / name if (FIXTURES / name).is_dir() else pathlib.Path(name).resolve()
     if not any(folder.glob("*.xz")):
         return folder
     unpacked = work / name

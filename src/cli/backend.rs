@@ -95,7 +95,7 @@ impl BackendArgs {
     fn on_a_gpu(&self, trellises: &[TrellisSpec], ui: &Ui) -> Option<Box<dyn TileEncoder>> {
         let gpus = devices().ok()?.into_iter().filter(|device| device.kind == DeviceKind::Gpu);
         for device in gpus {
-            let opened = self.memory.open(&device, measured()).map_err(anyhow::Error::from);
+            let opened = self.memory.open(&device, measured());
             match opened.and_then(|encoder| prepared(encoder, trellises, ui)) {
                 Ok(encoder) => return Some(Box::new(encoder)),
                 Err(error) => ui.note(&format!("not used: {error:#}")),

@@ -23,17 +23,15 @@ impl Shared {
             self.encoders.iter().map(|encoder| encoder.speed(spec).filter(|&speed| speed > 0.0)).collect();
         let speeds = speeds.unwrap_or_else(|| vec![1.0; self.encoders.len()]);
         let total: f64 = speeds.iter().sum();
-        let mut ends = speeds.iter().scan(0.0, |sum, speed| {
-            *sum += speed;
-            Some((*sum / total * count as f64).round() as usize)
-        });
-        let mut start = 0;
-        let mut parts = Vec::new();
-        while let Some(end) = ends.next() {
-            parts.push(end.min(count) - start);
-            start = end.min(count);
-        }
-        parts
+        let (mut speed_before, mut start) = (0.0, 0);
+        let part = |speed: f64| {
+            speed_before += speed;
+            let end = ((speed_before / total * count as f64).round() as usize).min(count);
+            let part = end - start;
+            start = end;
+            part
+        };
+        speeds.into_iter().map(part).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use super::ModelError;
 /// Far above any model. The product of two sizes, and a list of all layers' tensors, are made before
 /// the config is compared with the checkpoint, so neither may overflow nor fill the memory.
 const MAX_SIZE: usize = 1 << 26;
-const MAX_LAYERS: usize = 10_000;
+pub(super) const MAX_LAYERS: usize = 10_000;
 
 /// The fields of a config object; `prefix` is where it lies, for messages.
 pub(super) struct Fields<'a> {

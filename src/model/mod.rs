@@ -5,6 +5,7 @@
 //! position 0; rows know nothing of each other, so a caller runs them in parallel and the result
 //! of a row does not depend on the others nor on the number of threads.
 
+mod architecture;
 mod bundle_weights;
 mod check;
 mod config;
@@ -24,6 +25,7 @@ use thiserror::Error;
 use crate::format::FormatError;
 use crate::source::{Checkpoint, SourceError};
 
+pub use architecture::Layer;
 pub use bundle_weights::BundleWeights;
 pub use check::TensorProblem;
 pub use names::{canonical, renamed};
@@ -31,11 +33,10 @@ pub use precision::Precision;
 pub use qwen3_5::Mtp;
 pub use weights::{Bf16Weights, SourceWeights, WeightSource, open_weights};
 
-use config::Fields;
-use llama::{Family, Llama, LlamaLayer};
+use architecture::{Architecture, Dims};
 use names::Names;
 use nn::{Linear, RmsNorm};
-use qwen3_5::{Qwen3_5, Qwen3_5Layer};
+use qwen3_5::Qwen3_5;
 
 /// What cannot be computed, or not loaded.
 #[derive(Debug, Error)]
@@ -134,97 +135,6 @@ pub struct Model {
     names: Names,
 }
 
-/// What every architecture has.
-#[derive(Clone, Debug)]
-struct Dims {
-    hidden_size: usize,
-    vocab_size: usize,
-    layer_count: usize,
-    max_positions: usize,
-    tied_head: bool,
-    norm_eps: f32,
-}
-
-impl Dims {
-    fn new(fields: &Fields<'_>) -> Result<Self, ModelError> {
-        Ok(Self {
-            hidden_size: fields.size("hidden_size")?,
-            vocab_size: fields.size("vocab_size")?,
-            layer_count: fields.layers("num_hidden_layers")?,
-            max_positions: fields.count("max_position_embeddings")?,
-            tied_head: fields.tied_head()?,
-            norm_eps: fields.positive("rms_norm_eps")?,
-        })
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Architecture {
-    Llama(Llama),
-    Qwen3_5(Qwen3_5),
-}
-
-impl Architecture {
-    fn new(config: &Value) -> Result<Self, ModelError> {
-        let fields = Fields::new(config)?;
-        let name = fields.architecture()?;
-        if qwen3_5::ARCHITECTURES.contains(&name) {
-            return Qwen3_5::new(&fields).map(Self::Qwen3_5);
-        }
-        match Family::ALL.into_iter().find(|family| family.architecture() == name) {
-            Some(family) => Llama::new(&fields, family).map(Self::Llama),
-            None => Err(ModelError::Unsupported {
-                field: "architectures".to_owned(),
-                found: format!("\"{name}\""),
-                expected: Family::ALL
-                    .map(Family::architecture)
-                    .into_iter()
-                    .chain(qwen3_5::ARCHITECTURES)
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            }),
-        }
-    }
-
-    fn dims(&self) -> &Dims {
-        match self {
-            Self::Llama(llama) => &llama.dims,
-            Self::Qwen3_5(qwen) => &qwen.dims,
-        }
-    }
-
-    /// The linears of layer `layer`, whose module name is `key`.
-    fn layer_groups(&self, layer: usize, key: &str) -> Vec<Group> {
-        match self {
-            Self::Llama(llama) => llama.layer_groups(key),
-            Self::Qwen3_5(qwen) => qwen.layer_groups(layer, key),
-        }
-    }
-
-    /// The other tensors of a layer, with their shapes.
-    fn layer_others(&self, layer: usize, key: &str) -> Vec<(String, Vec<usize>)> {
-        match self {
-            Self::Llama(llama) => llama.norms(key),
-            Self::Qwen3_5(qwen) => qwen.layer_others(layer, key),
-        }
-    }
-
-    fn layer(&self, w: &dyn WeightSource, layer: usize, key: &str) -> Result<LayerKind, ModelError> {
-        match self {
-            Self::Llama(llama) => llama.layer(w, key).map(LayerKind::Llama),
-            Self::Qwen3_5(qwen) => qwen.layer(w, layer, key).map(LayerKind::Qwen3_5),
-        }
-    }
-
-    fn norm(&self, w: &dyn WeightSource, key: &str) -> Result<RmsNorm, ModelError> {
-        let Dims { hidden_size, norm_eps, .. } = *self.dims();
-        match self {
-            Self::Llama(_) => RmsNorm::load(w, key, hidden_size, norm_eps),
-            Self::Qwen3_5(qwen) => qwen.norm(w, key),
-        }
-    }
-}
-
 impl Model {
     /// The structure that a config describes, under the names of a plain text model.
     ///
@@ -294,35 +204,30 @@ impl Model {
         groups.flat_map(|group| group.linears).chain([self.head()])
     }
 
-    /// Module name and number of layers of the checkpoint's multi-token prediction head.
-    pub fn mtp_key(&self) -> Option<(&str, usize)> {
-        let found = self.mtp_layers().map_or(0, |layers| layers.found);
-        (found > 0).then_some((self.names.mtp.as_str(), found))
-    }
-
     /// Layers of the multi-token prediction head; nothing for an architecture that has none.
     pub fn mtp_layers(&self) -> Option<MtpLayers> {
-        match &self.architecture {
-            Architecture::Llama(_) => None,
-            Architecture::Qwen3_5(qwen) => {
-                Some(MtpLayers { declared: qwen.mtp_layers, found: self.names.mtp_layers })
-            }
-        }
+        let found = self.names.mtp_layers;
+        self.architecture.with_mtp().map(|qwen| MtpLayers { declared: qwen.mtp_layers, found })
+    }
+
+    /// Module name of the checkpoint's multi-token prediction head.
+    pub fn mtp_key(&self) -> Option<&str> {
+        self.mtp_structure().map(|_| self.names.mtp.as_str())
+    }
+
+    fn mtp_structure(&self) -> Option<&Qwen3_5> {
+        self.architecture.with_mtp().filter(|_| self.names.mtp_layers > 0)
     }
 
     /// The linears of the multi-token prediction head, as [`Model::layer_groups`]; empty without one.
     pub fn mtp_groups(&self) -> Vec<Group> {
-        match (&self.architecture, self.mtp_key()) {
-            (Architecture::Qwen3_5(qwen), Some((key, layers))) => qwen.mtp_groups(key, layers),
-            _ => Vec::new(),
-        }
+        let Names { mtp, mtp_layers, .. } = &self.names;
+        self.mtp_structure().map(|qwen| qwen.mtp_groups(mtp, *mtp_layers)).unwrap_or_default()
     }
 
     fn mtp_others(&self) -> Vec<(String, Vec<usize>)> {
-        match (&self.architecture, self.mtp_key()) {
-            (Architecture::Qwen3_5(qwen), Some((key, layers))) => qwen.mtp_others(key, layers),
-            _ => Vec::new(),
-        }
+        let Names { mtp, mtp_layers, .. } = &self.names;
+        self.mtp_structure().map(|qwen| qwen.mtp_others(mtp, *mtp_layers)).unwrap_or_default()
     }
 
     /// Loads the multi-token prediction head.
@@ -330,17 +235,14 @@ impl Model {
     /// # Errors
     /// Also where [`Model::mtp_key`] knows of none.
     pub fn mtp(&self, w: &dyn WeightSource) -> Result<Mtp, ModelError> {
-        match (&self.architecture, self.mtp_key()) {
-            (Architecture::Qwen3_5(qwen), Some((key, layers))) => {
-                let final_norm = self.architecture.norm(w, self.final_norm_key())?;
-                qwen.mtp(w, key, layers, final_norm)
-            }
-            _ => Err(ModelError::Tensor {
-                tensor: self.names.mtp.clone(),
-                expected: "a multi-token prediction head".to_owned(),
-                found: "none".to_owned(),
-            }),
-        }
+        let Names { mtp, mtp_layers, .. } = &self.names;
+        let none = || ModelError::Tensor {
+            tensor: mtp.clone(),
+            expected: "a multi-token prediction head".to_owned(),
+            found: "none".to_owned(),
+        };
+        let qwen = self.mtp_structure().ok_or_else(none)?;
+        qwen.mtp(w, mtp, *mtp_layers, self.architecture.norm(w, self.final_norm_key())?)
     }
 
     /// Whether a tensor is part of a vision tower, which is not computed here.
@@ -384,7 +286,7 @@ impl Model {
 
     /// Loads the weights of layer `i`.
     pub fn layer(&self, w: &dyn WeightSource, i: usize) -> Result<Layer, ModelError> {
-        self.architecture.layer(w, i, &self.layer_key(i)).map(|kind| Layer { kind })
+        self.architecture.layer(w, i, &self.layer_key(i))
     }
 
     /// Loads the final norm alone: the head's weights can be gigabytes.
@@ -398,34 +300,12 @@ impl Model {
         let head = self.head();
         let is_quantized = w.has_linear(&head.key) && !w.has(&format!("{}.weight", head.key));
         let head = if self.tied_head() && !is_quantized {
-            let embedding = Linear::new(w.tensor(self.embedding_key())?, None);
-            embedding.in_precision(w.precision()).map_err(computing(&head.key))?
+            let tied = Linear::new(w.tensor(self.embedding_key())?, None);
+            tied.in_precision(w.precision()).map_err(computing(&head.key))?
         } else {
             Linear::load(w, &head)?
         };
         Ok(Output { norm: self.final_norm(w)?, head })
-    }
-}
-
-/// One decoder layer with its weights, f32.
-#[derive(Debug)]
-pub struct Layer {
-    kind: LayerKind,
-}
-
-#[derive(Debug)]
-enum LayerKind {
-    Llama(LlamaLayer),
-    Qwen3_5(Qwen3_5Layer),
-}
-
-impl Layer {
-    /// Runs one row `x: [t, hidden]` from position 0.
-    pub fn forward(&self, x: &Tensor, tap: &mut dyn Tap) -> Result<Tensor, ModelError> {
-        match &self.kind {
-            LayerKind::Llama(layer) => layer.forward(x, tap),
-            LayerKind::Qwen3_5(layer) => layer.forward(x, tap),
-        }
     }
 }
 

@@ -4,6 +4,8 @@
 //! under prefixes with further such parts, which some exports stack. A model speaks of its
 //! checkpoint's own names; what must not depend on the container goes by [`canonical`] ones.
 
+use super::config::MAX_LAYERS;
+
 /// Parts a prefix can have.
 const PARTS: [&str; 2] = ["model", "language_model"];
 const PREFIX: &str = "model";
@@ -116,7 +118,7 @@ fn is_prefix(module: &str) -> bool {
 fn mtp_layer(key: &str) -> Option<(&str, usize)> {
     let (module, rest) = key.split_once(".layers.")?;
     let parent = module.strip_suffix(MTP)?;
-    let layer = rest.split('.').next()?.parse().ok()?;
+    let layer = rest.split('.').next()?.parse().ok().filter(|&layer| layer < MAX_LAYERS)?;
     is_prefix(parent.strip_suffix('.').unwrap_or(parent)).then_some((module, layer))
 }
 

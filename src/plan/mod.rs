@@ -157,7 +157,7 @@ fn units(model: &Model, recipe: &Recipe) -> Vec<UnitPlan> {
         let head = model.head();
         units.push(unit(UnitKind::Head, head.key.clone(), vec![Group { linears: vec![head] }], bits));
     }
-    if let (Some(bits), Some((key, _))) = (recipe.mtp_bits, model.mtp_key()) {
+    if let (Some(bits), Some(key)) = (recipe.mtp_bits, model.mtp_key()) {
         units.push(unit(UnitKind::Mtp, key.to_owned(), model.mtp_groups(), bits));
     }
     units

@@ -102,8 +102,8 @@ impl Variant {
         if self.split > 1 && (!shared_runs || self.costs == Costs::Staged) {
             return Some("only work-items with one run each can share it".to_owned());
         }
-        if self.split > 1 && device.arithmetic == Arithmetic::Emulated {
-            return Some("emulated sums cannot be shared".to_owned());
+        if (self.split > 1 || self.costs == Costs::Staged) && device.arithmetic == Arithmetic::Emulated {
+            return Some("emulated sums are neither shared nor staged".to_owned());
         }
         let registers = |pairs: usize, limit: usize| pairs / self.work_group > limit;
         if self.values == Values::Cached
@@ -215,6 +215,10 @@ impl Variant {
             (Table, Global, 64, 4),
         ]
         .into_iter()
+        // Intel's compiler, the one that lets a kernel ask for a sub-group size, spills there at 1 bit.
+        .filter(|(values, _, work_group, _)| {
+            *values != Cached || *work_group <= 512 || device.sub_group_sizes.is_empty()
+        })
         .map(|(values, costs, work_group, run)| {
             let split = (work_group * run / fewest).max(1);
             // How many lanes the registers hold is the compiler's to know.
