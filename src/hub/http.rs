@@ -111,15 +111,6 @@ impl Http {
         self.client.request(method, address)
     }
 
-    /// Sends what `request` builds until it succeeds or cannot.
-    pub fn send(
-        &self,
-        repo: &RepoId,
-        observer: &dyn Observer,
-        request: impl Fn() -> Result<RequestBuilder, HubError>,
-    ) -> Result<Response, HubError> {
-        self.patience.run(observer, || once(repo, request()).map_err(|error| (error, false)))
-    }
 }
 
 /// One attempt.

@@ -1,7 +1,6 @@
 //! What a repository holds at a revision.
 
 use hf_hub::HFError;
-use hf_hub::repository::RepoInfo;
 use hf_hub::{HFRepositorySync, RepoTypeModel};
 use reqwest::Method;
 use reqwest::blocking::Response;
@@ -114,9 +113,6 @@ impl Hub {
     fn commit_of(&self, repo: &RepoId, revision: &str) -> Result<String, HubError> {
         let asked = self.repository(repo).info().revision(revision).send();
         let info = asked.map_err(|error| hub_error(repo, Some(revision), error))?;
-        let RepoInfo::Model(info) = info else {
-            return Err(HubError::Answer { problem: format!("{repo} is not a model") });
-        };
         match info.sha {
             Some(sha) if is_commit(&sha) => Ok(sha),
             found => Err(HubError::Answer { problem: format!("{repo}@{revision}: the commit is {found:?}") }),
@@ -153,13 +149,11 @@ impl Hub {
             let asked = self.repository(repo).info().send();
             asked.map_err(|error| (hub_error(repo, None, error), false))
         };
-        match self.http.patience.run(observer, ask)? {
-            RepoInfo::Model(info) => Ok(Card {
-                front_matter: info.card_data.unwrap_or_default(),
-                gated: info.gated.is_some_and(|gated| gated != Value::Bool(false) && !gated.is_null()),
-            }),
-            _ => Err(HubError::Answer { problem: format!("{repo} is not a model") }),
-        }
+        let info = self.http.patience.run(observer, ask)?;
+        Ok(Card {
+            front_matter: info.card_data.unwrap_or_default(),
+            gated: info.gated.is_some_and(|gated| gated != Value::Bool(false) && !gated.is_null()),
+        })
     }
 
     pub(super) fn repository(&self, repo: &RepoId) -> HFRepositorySync<RepoTypeModel> {
@@ -213,5 +207,8 @@ pub(super) fn hub_error(repo: &RepoId, revision: Option<&str>, error: HFError) -
     };
     let code = context.error_code.as_deref();
     let error = status_error(repo, context.status, code, context.server_message.clone(), retry_after);
-    revision.map_or(error, |revision| error.at(revision))
+    match revision {
+        Some(revision) => error.at(revision),
+        None => error,
+    }
 }
