@@ -54,7 +54,9 @@ impl Cache {
         let path = dir.join(format!("{}.lock", file.etag()));
         let lock = File::create(&path).map_err(HubError::io("create", &path))?;
         match lock.lock() {
-            Err(error) if error.kind() != io::ErrorKind::Unsupported => Err(HubError::io("lock", &path)(error)),
+            Err(error) if error.kind() != io::ErrorKind::Unsupported => {
+                Err(HubError::io("lock", &path)(error))
+            }
             _ => Ok(lock),
         }
     }

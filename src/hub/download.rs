@@ -92,9 +92,9 @@ impl Hub {
             return read_local(&path, from, len).map_err(HubError::io("read", &path));
         }
         self.online(&format!("{} of {}@{}", file.name, snapshot.repo, snapshot.commit))?;
-        self.http.patience.run(observer, || {
-            self.ask_range(snapshot, file, from, len).map_err(|error| (error, false))
-        })
+        self.http
+            .patience
+            .run(observer, || self.ask_range(snapshot, file, from, len).map_err(|error| (error, false)))
     }
 
     fn ask_range(

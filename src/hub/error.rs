@@ -19,7 +19,9 @@ pub enum HubError {
     #[error("{endpoint} cannot be used as the address of a Hub")]
     Endpoint { endpoint: String, source: Box<hf_hub::HFError> },
 
-    #[error("{repo}: the Hub asks who you are (401): the token is missing or wrong, or there is no such repository")]
+    #[error(
+        "{repo}: the Hub asks who you are (401): the token is missing or wrong, or there is no such repository"
+    )]
     Unauthorized { repo: RepoId },
     #[error("{repo} is gated ({status}): its owner has not granted you access")]
     Gated { repo: RepoId, status: u16 },
@@ -106,9 +108,10 @@ impl HubError {
             Self::Gated { .. } => "ask for access on the repository's page, and set HF_TOKEN",
             Self::Forbidden { .. } => "use a token with write access to that owner's repositories",
             Self::NoRepository { .. } => "check the name; a folder needs a path such as ./owner/name",
-            Self::RateLimited { .. } | Self::Server { .. } | Self::Connection { .. } | Self::BrokenOff { .. } => {
-                "run the same command again later; what was transferred is kept"
-            }
+            Self::RateLimited { .. }
+            | Self::Server { .. }
+            | Self::Connection { .. }
+            | Self::BrokenOff { .. } => "run the same command again later; what was transferred is kept",
             Self::Checksum { .. } => "run the same command again; the damaged file was removed",
             Self::Offline { .. } => "run without --offline and HF_HUB_OFFLINE once",
             _ => return None,

@@ -110,14 +110,10 @@ impl Http {
     pub fn storage(&self, method: Method, address: &str) -> RequestBuilder {
         self.client.request(method, address)
     }
-
 }
 
 /// One attempt.
-pub(super) fn once(
-    repo: &RepoId,
-    request: Result<RequestBuilder, HubError>,
-) -> Result<Response, HubError> {
+pub(super) fn once(repo: &RepoId, request: Result<RequestBuilder, HubError>) -> Result<Response, HubError> {
     let response = request?.send().map_err(HubError::connection)?;
     match response.status().is_success() {
         true => Ok(response),
@@ -144,7 +140,8 @@ pub(super) fn status_error(
     retry_after: Option<Duration>,
 ) -> HubError {
     let repo = repo.clone();
-    let message = message.unwrap_or_else(|| status.canonical_reason().unwrap_or("no reason given").to_owned());
+    let message =
+        message.unwrap_or_else(|| status.canonical_reason().unwrap_or("no reason given").to_owned());
     match (status.as_u16(), code) {
         (status @ (401 | 403), Some("GatedRepo")) => HubError::Gated { repo, status },
         (401, _) => HubError::Unauthorized { repo },
@@ -184,7 +181,8 @@ mod tests {
     #[test]
     fn delays_double_and_honour_the_hub() {
         let patience = Patience::default();
-        let seconds = |tries, after: Option<u64>| patience.delay(tries, after.map(Duration::from_secs)).as_secs();
+        let seconds =
+            |tries, after: Option<u64>| patience.delay(tries, after.map(Duration::from_secs)).as_secs();
         assert_eq!([0, 1, 2, 7].map(|tries| seconds(tries, None)), [2, 4, 8, 256]);
         assert_eq!([seconds(0, Some(90)), seconds(3, Some(1)), seconds(0, Some(9000))], [90, 16, 300]);
     }

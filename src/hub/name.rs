@@ -88,7 +88,8 @@ mod tests {
         for text in ["a/b", "meta-llama/Llama-3.2-1B", "x/y@main", "x/y@refs/pr/1", "x_1/y.z@v1.0"] {
             assert!(text.parse::<Source>().is_ok(), "{text}");
         }
-        for text in ["a", "a/b/c", "./b", "../b", "/b", "a/", "a/b@", "a/b@../c", "a/b@x y", "-a/b", "a/b..c"] {
+        for text in ["a", "a/b/c", "./b", "../b", "/b", "a/", "a/b@", "a/b@../c", "a/b@x y", "-a/b", "a/b..c"]
+        {
             assert!(text.parse::<Source>().is_err(), "{text}");
         }
         let source: Source = "x/y@refs/pr/1".parse().unwrap();
